@@ -1,0 +1,2 @@
+//! The `mipu` command line.
+fn main() {}
