@@ -1,1 +1,6 @@
 //! trainer
+
+pub mod gate;
+pub mod ledger;
+pub mod metrics;
+mod statistics;
