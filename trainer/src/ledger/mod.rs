@@ -38,7 +38,7 @@ pub enum LedgerError {
     #[error("{}: a ledger is already there\nhint: resume the run, or choose another run directory", .0.display())]
     Exists(PathBuf),
     /// The chain breaks.
-    #[error("{}: line {line}: {fault}\nhint: entries 1 to {} hold; nothing from line {line} on can be trusted", path.display(), line - 1)]
+    #[error("{}: line {line}: {fault}\nhint: the {} before it hold; nothing from it on can be trusted", path.display(), line - 1)]
     Broken {
         /// The file.
         path: PathBuf,
