@@ -154,7 +154,13 @@ fn explain(path: &Path, text: &str, error: &serde_saphyr::Error) -> Diagnostic {
             format!("unknown choice `{variant}`"),
             Some(suggestion(variant, expected.iter().copied())),
         ),
-        Error::SerdeMissingField { field, .. } => (format!("missing key `{field}`"), None),
+        Error::SerdeMissingField { field, .. } => {
+            (format!("missing key `{field}`"), Some(format!("add `{field}: ..` to the mapping that holds this line")))
+        }
+        Error::InvalidScalar { ty, .. } => (format!("expected {}", scalar_name(ty)), None),
+        Error::ExternalMessage { msg, .. } => {
+            (format!("not YAML: {msg}"), Some("look for an open quote or bracket in the lines above".to_owned()))
+        }
         Error::SerdeInvalidType {
             unexpected, expected, ..
         }
@@ -177,6 +183,16 @@ fn explain(path: &Path, text: &str, error: &serde_saphyr::Error) -> Diagnostic {
         None => (message, hint),
     };
     Diagnostic::at(path, text, place, message).with_hint(hint)
+}
+
+/// What people call a Rust scalar type.
+fn scalar_name(ty: &str) -> &str {
+    match ty {
+        "f32" | "f64" => "a number",
+        "bool" => "`true` or `false`",
+        ty if ty.starts_with(['u', 'i']) => "a whole number",
+        other => other,
+    }
 }
 
 /// Drops the ` at line 3, column 4` that the parser appends; the diagnostic shows it in front.
