@@ -14,10 +14,17 @@ const MAX_DEPTH: usize = 16;
 /// # Errors
 /// When it is empty, absolute, has `..`, or characters that no portable file name has.
 pub(crate) fn relative(path: &str) -> Result<PathBuf, String> {
-    let inside = Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-    let clean: PathBuf = Path::new(path).components().filter(|part| matches!(part, Component::Normal(_))).collect();
+    let inside = Path::new(path)
+        .components()
+        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    let clean: PathBuf = Path::new(path)
+        .components()
+        .filter(|part| matches!(part, Component::Normal(_)))
+        .collect();
     if !inside || clean.as_os_str().is_empty() || path.contains(['\0', '\\']) || path.len() > 255 {
-        return Err(format!("the path must stay inside the working directory; got {path:?}"));
+        return Err(format!(
+            "the path must stay inside the working directory; got {path:?}"
+        ));
     }
     Ok(clean)
 }
@@ -48,7 +55,10 @@ pub(crate) fn read(root: &Path, path: &str) -> Result<String, String> {
         return Err(format!("{path:?} is not a file"));
     }
     if meta.len() > MAX_FILE_BYTES {
-        return Err(format!("{path:?} has {} bytes; the limit is {MAX_FILE_BYTES}", meta.len()));
+        return Err(format!(
+            "{path:?} has {} bytes; the limit is {MAX_FILE_BYTES}",
+            meta.len()
+        ));
     }
     let bytes = std::fs::read(full).map_err(|error| reason(path, &error))?;
     String::from_utf8(bytes).map_err(|_| format!("{path:?} is not UTF-8 text"))
@@ -61,13 +71,28 @@ pub(crate) fn read(root: &Path, path: &str) -> Result<String, String> {
 pub(crate) fn write(root: &Path, path: &str, content: &[u8], quota: Quota) -> Result<(), String> {
     let full = inside(root, path)?;
     if content.len() as u64 > MAX_FILE_BYTES {
-        return Err(format!("{} bytes; the limit of a file is {MAX_FILE_BYTES}", content.len()));
+        return Err(format!(
+            "{} bytes; the limit of a file is {MAX_FILE_BYTES}",
+            content.len()
+        ));
     }
     let listing = walk(root).map_err(|error| reason(path, &error))?;
-    let name = full.strip_prefix(root).map_err(|_| format!("{path:?} leaves the directory"))?.to_owned();
-    let others: u64 = listing.iter().filter(|(other, _)| **other != name).map(|(_, size)| size).sum();
-    if others + content.len() as u64 > quota.bytes || listing.len() >= quota.files && !listing.contains_key(&name) {
-        return Err(format!("the directory is full ({} files, {} bytes)", quota.files, quota.bytes));
+    let name = full
+        .strip_prefix(root)
+        .map_err(|_| format!("{path:?} leaves the directory"))?
+        .to_owned();
+    let others: u64 = listing
+        .iter()
+        .filter(|(other, _)| **other != name)
+        .map(|(_, size)| size)
+        .sum();
+    if others + content.len() as u64 > quota.bytes
+        || listing.len() >= quota.files && !listing.contains_key(&name)
+    {
+        return Err(format!(
+            "the directory is full ({} files, {} bytes)",
+            quota.files, quota.bytes
+        ));
     }
     if let Some(parent) = full.parent() {
         std::fs::create_dir_all(parent).map_err(|error| reason(path, &error))?;
@@ -85,7 +110,9 @@ pub(crate) fn edit(root: &Path, path: &str, old: &str, new: &str, quota: Quota) 
         _ if old.is_empty() => Err("`old` is empty".to_owned()),
         1 => write(root, path, text.replacen(old, new, 1).as_bytes(), quota),
         0 => Err(format!("`old` does not occur in {path:?}")),
-        count => Err(format!("`old` occurs {count} times in {path:?}; it must be unique")),
+        count => Err(format!(
+            "`old` occurs {count} times in {path:?}; it must be unique"
+        )),
     }
 }
 
@@ -95,8 +122,15 @@ pub(crate) fn edit(root: &Path, path: &str, old: &str, new: &str, quota: Quota) 
 /// With the reason for the agent.
 pub(crate) fn list(root: &Path) -> Result<String, String> {
     let files = walk(root).map_err(|error| reason(".", &error))?;
-    let lines: Vec<String> = files.iter().map(|(path, size)| format!("{} {size}", path.display())).collect();
-    Ok(if lines.is_empty() { "(no files)".to_owned() } else { lines.join("\n") })
+    let lines: Vec<String> = files
+        .iter()
+        .map(|(path, size)| format!("{} {size}", path.display()))
+        .collect();
+    Ok(if lines.is_empty() {
+        "(no files)".to_owned()
+    } else {
+        lines.join("\n")
+    })
 }
 
 /// Every regular file with its content.
@@ -108,7 +142,12 @@ pub(crate) fn collect(root: &Path) -> io::Result<BTreeMap<String, Vec<u8>>> {
     files
         .into_iter()
         .filter(|(_, size)| *size <= MAX_FILE_BYTES)
-        .map(|(path, _)| Ok((path.to_string_lossy().into_owned(), std::fs::read(root.join(&path))?)))
+        .map(|(path, _)| {
+            Ok((
+                path.to_string_lossy().into_owned(),
+                std::fs::read(root.join(&path))?,
+            ))
+        })
         .collect()
 }
 
@@ -154,7 +193,16 @@ mod tests {
 
     #[test]
     fn paths_that_leave_are_refused() {
-        for path in ["", ".", "/etc/passwd", "../x", "a/../../x", "a\\b", "a\0b", "/work/../x"] {
+        for path in [
+            "",
+            ".",
+            "/etc/passwd",
+            "../x",
+            "a/../../x",
+            "a\\b",
+            "a\0b",
+            "/work/../x",
+        ] {
             assert!(inside(Path::new("/nowhere"), path).is_err(), "{path:?}");
         }
         for (path, expected) in [("a.py", "/n/a.py"), ("./a/b", "/n/a/b"), ("/work/a", "/n/a")] {
@@ -169,8 +217,14 @@ mod tests {
         write(root, "pkg/a.py", b"x = 1\ny = 1\n", QUOTA).unwrap();
         edit(root, "pkg/a.py", "x = 1", "x = 2", QUOTA).unwrap();
         assert_eq!(read(root, "pkg/a.py").unwrap(), "x = 2\ny = 1\n");
-        assert_eq!(edit(root, "pkg/a.py", "=", "==", QUOTA).unwrap_err(), "`old` occurs 2 times in \"pkg/a.py\"; it must be unique");
-        assert_eq!(edit(root, "pkg/a.py", "z", "", QUOTA).unwrap_err(), "`old` does not occur in \"pkg/a.py\"");
+        assert_eq!(
+            edit(root, "pkg/a.py", "=", "==", QUOTA).unwrap_err(),
+            "`old` occurs 2 times in \"pkg/a.py\"; it must be unique"
+        );
+        assert_eq!(
+            edit(root, "pkg/a.py", "z", "", QUOTA).unwrap_err(),
+            "`old` does not occur in \"pkg/a.py\""
+        );
         assert_eq!(list(root).unwrap(), "pkg/a.py 12");
         assert!(read(root, "pkg").is_err());
         assert!(read(root, "nothing").is_err());

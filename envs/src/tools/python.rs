@@ -4,7 +4,11 @@ use mipu_sandbox::{Outcome, Status};
 
 /// The observation of one execution: standard output without its last line break, then the last line of a traceback.
 pub(crate) fn observation(outcome: &Outcome, timeout_sec: f64) -> String {
-    let mut text = outcome.stdout.strip_suffix('\n').unwrap_or(&outcome.stdout).to_owned();
+    let mut text = outcome
+        .stdout
+        .strip_suffix('\n')
+        .unwrap_or(&outcome.stdout)
+        .to_owned();
     let note = match &outcome.status {
         Status::Exited { code: 0 } => None,
         Status::Exited { code } => Some(format!("exit code {code}")),

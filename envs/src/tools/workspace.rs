@@ -21,12 +21,22 @@ pub(crate) struct Workspace {
 impl Workspace {
     /// A workspace that will hold `files`; nothing is opened yet.
     pub(crate) fn new(sandbox: Sandbox, policy: Policy, seed: u64, files: BTreeMap<String, Vec<u8>>) -> Self {
-        Self { sandbox, policy, seed, files, session: None, restarts: 0 }
+        Self {
+            sandbox,
+            policy,
+            seed,
+            files,
+            session: None,
+            restarts: 0,
+        }
     }
 
     /// Bytes and files the directory may hold.
     pub(crate) fn quota(&self) -> Quota {
-        Quota { bytes: self.policy.disk_bytes, files: self.policy.disk_files }
+        Quota {
+            bytes: self.policy.disk_bytes,
+            files: self.policy.disk_files,
+        }
     }
 
     /// The live session. A dead one is replaced: its files move on, its variables are lost.
@@ -40,8 +50,11 @@ impl Workspace {
             let seed = seed::derive(self.seed, Purpose::Sandbox, &[0, self.restarts]);
             let session = self.sandbox.session(&self.policy, seed).await?;
             for (path, content) in &self.files {
-                files::write(session.directory(), path, content, self.quota())
-                    .map_err(|reason| Unscored { reason: format!("cannot set up {path}: {reason}") })?;
+                files::write(session.directory(), path, content, self.quota()).map_err(|reason| {
+                    Unscored {
+                        reason: format!("cannot set up {path}: {reason}"),
+                    }
+                })?;
             }
             self.session = Some(session);
         }
@@ -51,8 +64,9 @@ impl Workspace {
     /// The files as they are now; opens nothing.
     pub(crate) fn snapshot(&self) -> Result<BTreeMap<String, Vec<u8>>, Unscored> {
         match &self.session {
-            Some(session) => files::collect(session.directory())
-                .map_err(|error| Unscored { reason: format!("cannot read the episode directory: {error}") }),
+            Some(session) => files::collect(session.directory()).map_err(|error| Unscored {
+                reason: format!("cannot read the episode directory: {error}"),
+            }),
             None => Ok(self.files.clone()),
         }
     }
@@ -60,6 +74,8 @@ impl Workspace {
 
 impl From<SandboxError> for Unscored {
     fn from(error: SandboxError) -> Self {
-        Self { reason: format!("sandbox: {error}") }
+        Self {
+            reason: format!("sandbox: {error}"),
+        }
     }
 }
