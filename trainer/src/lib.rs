@@ -12,6 +12,7 @@
 
 pub mod advantage;
 pub mod batch;
+pub mod bench;
 pub mod correction;
 pub mod loss;
 pub mod number;
