@@ -14,6 +14,7 @@
 
 pub mod advantage;
 pub mod batch;
+pub mod bench;
 pub mod checkpoint;
 pub mod config;
 pub mod correction;
@@ -37,6 +38,8 @@ pub mod yaml;
 
 mod error;
 mod statistics;
+#[cfg(test)]
+mod testing;
 
 pub use error::TrainerError;
 pub use optim::AdamW;

@@ -411,3 +411,6 @@ fn kl_estimate(estimator: KlEstimator, d: f64) -> (f64, f64) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

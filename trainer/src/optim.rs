@@ -288,3 +288,142 @@ impl InplaceOp1 for AdamStep<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+    use crate::testing::{tiny_config, tiny_weights};
+
+    fn policy() -> TrainerPolicy {
+        TrainerPolicy::from_weights(&tiny_weights(&tiny_config("qwen3"), 1), &Device::Cpu).unwrap()
+    }
+
+    fn gradients(policy: &TrainerPolicy, seed: f32) -> Gradients {
+        let mut all = Gradients::zeros(policy);
+        for (k, g) in all.values.iter_mut().flatten().enumerate() {
+            *g = (k as f32 * 0.37 + seed).sin() * 0.01;
+        }
+        all
+    }
+
+    fn config() -> OptimConfig {
+        OptimConfig {
+            weight_decay: NonNegative::literal(0.1),
+            eps: Positive::literal(1e-6),
+            ..OptimConfig::default()
+        }
+    }
+
+    #[test]
+    fn steps_follow_the_equations() {
+        let mut pi = policy();
+        let mut adam = AdamW::new(&pi, config());
+        let before = pi.to_weights().unwrap();
+        let (g1, g2) = (gradients(&pi, 0.0), gradients(&pi, 1.0));
+        let norm = g1
+            .values
+            .iter()
+            .flatten()
+            .map(|&g| f64::from(g).powi(2))
+            .sum::<f64>()
+            .sqrt();
+        let first = adam.step(&mut pi, &g1, 0.1).unwrap();
+        assert!((first.grad_norm - norm).abs() < 1e-9 && first.clip_factor >= 1.0);
+        adam.step(&mut pi, &g2, 0.05).unwrap();
+        for (i, (name, shape, got)) in pi.to_weights().unwrap().tensors.iter().enumerate() {
+            for j in 0..got.len() {
+                let (mut p, mut m, mut v) = (f64::from(before.tensors[i].2[j]), 0.0, 0.0);
+                for (t, (g, lr)) in [(&g1, 0.1), (&g2, 0.05)].into_iter().enumerate() {
+                    let g = f64::from(g.values[i][j]);
+                    m = 0.9 * m + 0.1 * g;
+                    v = 0.99 * v + 0.01 * g * g;
+                    let t = t as i32 + 1;
+                    let wd = if shape.len() == 2 { 0.1 } else { 0.0 };
+                    p -= lr * wd * p;
+                    p -= lr * (m / (1.0 - 0.9f64.powi(t))) / ((v / (1.0 - 0.99f64.powi(t))).sqrt() + 1e-6);
+                }
+                assert!(
+                    (f64::from(got[j]) - p).abs() < 1e-5,
+                    "{name}[{j}]: {} != {p}",
+                    got[j]
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_are_clipped_to_the_global_norm() {
+        let mut pi = policy();
+        let mut adam = AdamW::new(&pi, config());
+        let mut g = gradients(&pi, 0.0);
+        g.values.iter_mut().flatten().for_each(|g| *g *= 1e4);
+        let stats = adam.step(&mut pi, &g, 0.1).unwrap();
+        assert!(stats.grad_norm > 100.0 && (stats.clip_factor * stats.grad_norm - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_gradient_that_is_not_finite_is_refused_by_name() {
+        let mut pi = policy();
+        let mut adam = AdamW::new(&pi, config());
+        let (weights, state) = (pi.to_weights().unwrap(), adam.state());
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut g = gradients(&pi, 0.0);
+            g.values[2][1] = bad;
+            let error = adam.step(&mut pi, &g, 0.1).unwrap_err().to_string();
+            assert!(
+                error.starts_with("gradient of `model.layers.0.self_attn.q_proj.weight` is not finite"),
+                "{error}"
+            );
+        }
+        assert!(weights.tensors == pi.to_weights().unwrap().tensors && state == adam.state());
+    }
+
+    #[test]
+    fn a_restored_state_continues_bit_for_bit() {
+        let mut pi = policy();
+        let mut adam = AdamW::new(&pi, config());
+        let g = gradients(&pi, 0.0);
+        adam.step(&mut pi, &g, 0.1).unwrap();
+        let (weights, state) = (pi.to_weights().unwrap(), adam.state());
+        adam.step(&mut pi, &g, 0.1).unwrap();
+        let after = (pi.to_weights().unwrap().tensors, adam.state());
+        assert!(after.1 != state, "a snapshot does not follow later steps");
+
+        // Through named tensors, shuffled, into a fresh optimizer: as a checkpoint would.
+        let mut tensors = state.to_tensors();
+        tensors.reverse();
+        let mut fresh = AdamW::new(&pi, config());
+        fresh
+            .restore(&AdamWState::from_tensors(state.step, tensors).unwrap())
+            .unwrap();
+        assert_eq!(fresh.state(), state);
+        pi.set_weights(&weights).unwrap();
+        fresh.step(&mut pi, &g, 0.1).unwrap();
+        assert!((pi.to_weights().unwrap().tensors, fresh.state()) == after);
+    }
+
+    #[test]
+    fn states_of_another_model_are_refused() {
+        let pi = policy();
+        let mut adam = AdamW::new(&pi, config());
+        let mut tensors = adam.state().to_tensors();
+        tensors.pop();
+        let error = adam
+            .restore(&AdamWState::from_tensors(1, tensors.clone()).unwrap())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("second moments: expected 24 tensors, got 23"),
+            "{error}"
+        );
+        tensors.push(("adam.v.other".to_owned(), vec![8], Arc::new(vec![0.0; 8])));
+        let error = adam
+            .restore(&AdamWState::from_tensors(1, tensors).unwrap())
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("`model.norm.weight` is missing"), "{error}");
+        assert!(AdamWState::from_tensors(1, vec![("x".to_owned(), vec![], Arc::default())]).is_err());
+    }
+}

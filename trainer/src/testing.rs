@@ -105,3 +105,16 @@ pub(crate) fn group(vocab: usize, task: &str, rewards: &[f64], seed: u64) -> Gro
         unscored: Vec::new(),
     }
 }
+
+/// The quick start's model.
+pub(crate) fn quick_start_config() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 272,
+        hidden_size: 96,
+        intermediate_size: 256,
+        num_hidden_layers: 3,
+        head_dim: 24,
+        max_position_embeddings: 160,
+        ..tiny_config("qwen3")
+    }
+}

@@ -1,8 +1,12 @@
 //! Step 1 of MIPU: the sampler-referenced update of the trainer policy, and the steps that share its machinery.
 
+#[cfg(test)]
+mod golden_tests;
 mod prepare;
 mod score;
 mod supervised;
+#[cfg(test)]
+mod tests;
 
 use std::num::NonZeroUsize;
 

@@ -24,7 +24,6 @@ pub(crate) trait Real:
     const ONE: Self;
 
     fn of(x: f64) -> Self;
-    fn f64(self) -> f64;
     fn sqrt(self) -> Self;
     fn ln(self) -> Self;
     /// `e^x`; for f32 a polynomial that vectorises, within 2 ulp, 0 below -87.3.
@@ -81,10 +80,6 @@ impl Real for f64 {
         x
     }
     #[inline(always)]
-    fn f64(self) -> f64 {
-        self
-    }
-    #[inline(always)]
     fn sqrt(self) -> Self {
         self.sqrt()
     }
@@ -109,10 +104,6 @@ impl Real for f32 {
     #[inline(always)]
     fn of(x: f64) -> Self {
         x as f32
-    }
-    #[inline(always)]
-    fn f64(self) -> f64 {
-        f64::from(self)
     }
     #[inline(always)]
     fn sqrt(self) -> Self {
