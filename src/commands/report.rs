@@ -18,7 +18,7 @@ pub(crate) fn run(args: &Report) -> anyhow::Result<ExitCode> {
     // Transcripts are decoded with the run's own tokenizer, which every checkpoint carries.
     let newest = checkpoint::steps(&args.run.join("checkpoints"))?.pop();
     let renderer = match newest {
-        Some((_, path)) => Some(dialect::load_renderer(&LoadedModel::load(&path)?)?),
+        Some((_, path)) => Some(dialect::renderer(&LoadedModel::load(&path)?)?),
         None => None,
     };
     let decode = move |ids: &[u32]| renderer.as_ref().map_or_else(|| format!("{ids:?}"), |r| r.decode(ids));

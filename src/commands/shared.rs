@@ -66,7 +66,7 @@ pub(crate) async fn stage(args: &Sampled) -> anyhow::Result<Stage> {
     );
     anyhow::ensure!(args.prompts > 0 && args.samples > 0, "--prompts and --samples must be positive");
     let model = load_model(&args.model)?;
-    let renderer: Arc<dyn Renderer> = Arc::from(dialect::load_renderer(&model)?);
+    let renderer: Arc<dyn Renderer> = dialect::renderer(&model)?;
     let sandbox = open_sandbox()?;
     let set = TaskSet::load(&args.task, &sandbox, args.seed).await?;
     let split = match args.split {

@@ -98,7 +98,7 @@ async fn show(path: &Path, row: usize, model: Option<&Path>, seed: u64, json: bo
         return Ok(ExitCode::SUCCESS);
     };
     let loaded = load_model(model)?;
-    let renderer: Arc<dyn Renderer> = Arc::from(dialect::load_renderer(&loaded)?);
+    let renderer: Arc<dyn Renderer> = dialect::renderer(&loaded)?;
     let played = play(task, task.solution(&sandbox, seed), &sandbox, &*renderer, seed).await?;
     if json {
         output::json(&json!({

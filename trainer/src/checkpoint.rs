@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mipu_agent::{LoadedModel, ModelError, Weights};
+use mipu_agent::{LoadedModel, ModelError};
 use serde::{Deserialize, Serialize};
 
 use crate::gate::Estimate;
@@ -249,11 +249,6 @@ pub fn tensors_hash(tensors: &[NamedTensor]) -> String {
         }
     }
     hasher.finalize().to_hex().to_string()
-}
-
-/// Builds the model part of a checkpoint.
-pub fn with_weights(base: &LoadedModel, weights: Weights) -> LoadedModel {
-    LoadedModel { weights, ..base.clone() }
 }
 
 fn write_tensors(path: &Path, tensors: &[NamedTensor]) -> Result<(), CheckpointError> {

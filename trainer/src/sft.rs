@@ -13,15 +13,13 @@ use mipu_agent::{
     Tokens,
 };
 use mipu_envs::seed::{self, Purpose};
-use mipu_envs::task::Demonstrator;
-use mipu_envs::{Message, Role, StopReason, Task, TaskSet, Unscored};
+use mipu_envs::{Demonstrator, Message, Role, StopReason, Task, TaskSet, Unscored};
 use mipu_sandbox::Sandbox;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use crate::checkpoint::with_weights;
 use crate::config::EvalSection;
 use crate::eval::{self, EvalReport};
 use crate::optim::{AdamW, OptimConfig};
@@ -208,9 +206,9 @@ pub async fn sft(
 ) -> Result<(LoadedModel, SftReport), RunError> {
     let base = match &config.model {
         ModelSource::Path(path) => LoadedModel::load(path)?,
-        ModelSource::Init(shape) => LoadedModel::init_tiny(tiny_config(shape), config.seed)?,
+        ModelSource::Init(shape) => LoadedModel::init_compact(tiny_config(shape), config.seed)?,
     };
-    let renderer: Arc<dyn Renderer> = Arc::from(mipu_agent::dialect::load_renderer(&base)?);
+    let renderer: Arc<dyn Renderer> = mipu_agent::dialect::renderer(&base)?;
     let tasks = Arc::new(TaskSet::load(&config.tasks, sandbox, config.seed).await?);
     let device = Device::Cpu;
     let mut policy = TrainerPolicy::from_weights(&base.weights, &device)?;
@@ -233,7 +231,7 @@ pub async fn sft(
         on_step(progress);
     }
 
-    let model = with_weights(&base, policy.to_weights()?);
+    let model = base.with_weights(policy.to_weights()?);
     let weights_hash = model.weights.hash();
     let engine =
         Engine::start(EngineConfig::default(), model.weights.clone(), 0, renderer.stop_ids().to_vec())?;

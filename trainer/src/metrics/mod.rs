@@ -199,24 +199,30 @@ impl RecordedStep {
     }
 }
 
-/// Reads a metrics file, also one that is being written: a torn last line is left out.
+/// Reads a metrics file, also one that is being written: a torn last line is left out. Returns the steps, and how many complete lines could
+/// not be read as metrics (0 unless the file was tampered with).
 ///
 /// # Errors
-/// On I/O, or at the first complete line that is not a metrics line.
-pub fn read(path: &Path) -> Result<Vec<RecordedStep>, MetricsError> {
-    let text = std::fs::read_to_string(path).map_err(|source| MetricsError::Io {
+/// On I/O.
+pub fn read(path: &Path) -> Result<(Vec<RecordedStep>, usize), MetricsError> {
+    let bytes = std::fs::read(path).map_err(|source| MetricsError::Io {
         path: path.to_owned(),
         source,
     })?;
-    let complete = text.rfind('\n').map_or("", |end| &text[..end]);
-    let parse = |(index, line): (usize, &str)| {
-        serde_json::from_str(line).map_err(|e| MetricsError::Line {
-            path: path.to_owned(),
-            line: index + 1,
-            reason: e.to_string(),
-        })
-    };
-    complete.lines().enumerate().map(parse).collect()
+    let complete = bytes
+        .iter()
+        .rposition(|b| *b == b'\n')
+        .map_or(&[][..], |end| &bytes[..end]);
+    let lines: Vec<&[u8]> = complete
+        .split(|b| *b == b'\n')
+        .filter(|l| !l.is_empty())
+        .collect();
+    let steps: Vec<RecordedStep> = lines
+        .iter()
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect();
+    let unreadable = lines.len() - steps.len();
+    Ok((steps, unreadable))
 }
 
 #[cfg(test)]
@@ -284,12 +290,12 @@ mod tests {
         drop(writer);
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, &whole[..whole.len() - 9]).unwrap();
-        assert_eq!(read(&path).unwrap().len(), 3);
+        assert_eq!(read(&path).unwrap().0.len(), 3);
         let mut writer = MetricsWriter::open(&path, 2).unwrap();
         writer.append(&row(2, 2.0)).unwrap();
         writer.append(&row(3, 3.0)).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), whole);
-        assert_eq!(read(&path).unwrap()[3].get(&keys::REWARD_MEAN), Some(3.0));
+        assert_eq!(read(&path).unwrap().0[3].get(&keys::REWARD_MEAN), Some(3.0));
     }
 
     #[test]
@@ -299,6 +305,7 @@ mod tests {
         std::fs::write(&path, "{\"step\":0}\nnot json\n").unwrap();
         let error = MetricsWriter::open(&path, 9).unwrap_err().to_string();
         assert!(error.contains("line 2 is not a metrics line"), "{error}");
-        assert!(read(&path).is_err());
+        let (steps, unreadable) = read(&path).unwrap();
+        assert_eq!((steps.len(), unreadable), (1, 1));
     }
 }

@@ -90,7 +90,7 @@ impl<'a> Records<'a> {
         let clock = Instant::now();
         let written = if due {
             run.state.ledger_entries = self.ledger.position();
-            let model = checkpoint::with_weights(&run.base, run.policy.to_weights()?);
+            let model = run.base.with_weights(run.policy.to_weights()?);
             let optimizer = run.optim.state().to_tensors();
             let path = checkpoint::write(
                 &self.directory.checkpoints(),

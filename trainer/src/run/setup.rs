@@ -44,7 +44,7 @@ impl Run {
     ) -> Result<Self, RunError> {
         let base = LoadedModel::load(&config.model)?;
         let tasks = load_tasks(config, sandbox).await?;
-        let renderer: Arc<dyn Renderer> = Arc::from(dialect::load_renderer(&base)?);
+        let renderer: Arc<dyn Renderer> = dialect::renderer(&base)?;
         let device = Device::Cpu;
         let weights = resumed.map_or(&base.weights, |c| &c.model.weights);
         let policy = TrainerPolicy::from_weights(weights, &device)?;
