@@ -181,14 +181,13 @@ impl Performer {
         }
     }
 
-    async fn open(&self) -> Result<Session, Unscored> {
+    /// A session that has executed the script; `&mut` because a session may move between threads but not be shared.
+    async fn open(&mut self) -> Result<Session, Unscored> {
         if let Some(session) = self.idle.take() {
             return Ok(session);
         }
-        let mut session = self
-            .sandbox
-            .session(&Self::policy(), seed::derive(0, Purpose::Demonstration, &[]))
-            .await?;
+        let seed = seed::derive(0, Purpose::Demonstration, &[]);
+        let mut session = self.sandbox.session(&Self::policy(), seed).await?;
         for code in [self.source.as_str(), PRELUDE] {
             let outcome = session.exec(code, b"").await?;
             if !outcome.status.is_success() {

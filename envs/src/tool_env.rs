@@ -118,29 +118,22 @@ impl ToolEnv {
                 let judge = self.judge(answer, tests.file.is_some(), self.turn as u64)?;
                 reward::unit_tests::observe(&judge, tests).await?
             }
-            Tool::ListFiles => {
-                let session = self.workspace()?.session().await?;
-                told(files::list(session.directory()))
-            }
+            Tool::ListFiles => files::list(&self.workspace()?.files().await?),
             Tool::ReadFile => match text("path") {
-                Ok(path) => told(files::read(self.workspace()?.session().await?.directory(), path)),
+                Ok(path) => told(files::read(&self.workspace()?.files().await?, path)),
                 Err(reason) => reason,
             },
             Tool::WriteFile => match (text("path"), text("content")) {
                 (Ok(path), Ok(content)) => {
-                    let workspace = self.workspace()?;
-                    let quota = workspace.quota();
-                    let directory = workspace.session().await?.directory();
-                    told(files::write(directory, path, content.as_bytes(), quota).map(|()| "ok".to_owned()))
+                    let directory = self.workspace()?.files().await?;
+                    told(files::write(&directory, path, content.as_bytes()).map(|()| "ok".to_owned()))
                 }
                 (Err(reason), _) | (_, Err(reason)) => reason,
             },
             Tool::EditFile => match (text("path"), text("old"), text("new")) {
                 (Ok(path), Ok(old), Ok(new)) => {
-                    let workspace = self.workspace()?;
-                    let quota = workspace.quota();
-                    let directory = workspace.session().await?.directory();
-                    told(files::edit(directory, path, old, new, quota).map(|()| "ok".to_owned()))
+                    let directory = self.workspace()?.files().await?;
+                    told(files::edit(&directory, path, old, new).map(|()| "ok".to_owned()))
                 }
                 (Err(reason), _, _) | (_, Err(reason), _) | (_, _, Err(reason)) => reason,
             },
@@ -151,7 +144,7 @@ impl ToolEnv {
     /// What a reward rule or a test looks at.
     fn judge(&mut self, answer: &str, with_files: bool, salt: u64) -> Result<Judge, Unscored> {
         let files = if with_files {
-            self.workspace()?.snapshot()?
+            self.workspace()?.snapshot()
         } else {
             Default::default()
         };

@@ -11,7 +11,7 @@ pub(crate) fn observation(outcome: &Outcome, timeout_sec: f64) -> String {
         .to_owned();
     let note = match &outcome.status {
         Status::Exited { code: 0 } => None,
-        Status::Exited { code } => Some(format!("exit code {code}")),
+        Status::Exited { code } | Status::Aborted { code } => Some(format!("exit code {code}")),
         Status::Raised { kind, message } if message.is_empty() => Some(kind.clone()),
         Status::Raised { kind, message } => Some(format!("{kind}: {message}")),
         Status::TimedOut => Some(format!("error: timed out after {timeout_sec} s")),
