@@ -173,7 +173,7 @@ pub async fn play(
         let ids = renderer.render_reply(&script.next(&observations).await?).map_err(unscored)?;
         tokens.push_sampled(&ids, &vec![0.0; ids.len()], turn);
         // What the environment sees is what it would have parsed from a model.
-        let reply = renderer.parse(&ids, false);
+        let reply = renderer.parse(&ids, false, env.tools());
         messages.push(Message {
             tool_calls: reply.tool_calls.clone(),
             ..Message::new(Role::Assistant, reply.content.clone())

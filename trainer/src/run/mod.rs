@@ -98,6 +98,7 @@ pub async fn train(
         run.state.eval_before = Some(report.mean_return);
         run.state.eval_last = Some(report.mean_return);
         records.evaluated(0, &report)?;
+        records.start(&run)?;
     }
     while run.state.step < config.steps.get() {
         let started = Instant::now();

@@ -41,24 +41,26 @@ impl<'a> Records<'a> {
         let position = resumed.map_or(0, |c| c.state.ledger_entries);
         let ledger = if file.exists() { Ledger::open(&file, position)? } else { Ledger::create(&file)? };
         let mut records = Self { directory, ledger, metrics };
-        match resumed {
-            Some(found) => {
-                for entry in &found.ledger {
-                    records.ledger.record(entry)?;
-                }
-                let entry = checkpoint_entry(&found.path, found.state.step)?;
-                records.ledger.record(&entry)?;
+        if let Some(found) = resumed {
+            for entry in &found.ledger {
+                records.ledger.record(entry)?;
             }
-            None => {
-                records.ledger.record(&Entry::RunStart(ledger::RunStart {
-                    config_hash: run.state.config_hash.clone(),
-                    task_hash: run.tasks.content_hash.clone(),
-                    weights_hash: run.state.weights_hash.clone(),
-                    seed: run.config.seed,
-                }))?;
-            }
+            let entry = checkpoint_entry(&found.path, found.state.step)?;
+            records.ledger.record(&entry)?;
         }
         Ok(records)
+    }
+
+    /// Writes down what a run starts from.
+    pub(super) fn start(&mut self, run: &Run) -> Result<(), RunError> {
+        self.ledger.record(&Entry::RunStart(ledger::RunStart {
+            config_hash: run.state.config_hash.clone(),
+            task_hash: run.tasks.content_hash.clone(),
+            weights_hash: run.state.weights_hash.clone(),
+            seed: run.config.seed,
+            mu_before: run.state.eval_before,
+        }))?;
+        Ok(())
     }
 
     /// Writes down a finished step.

@@ -294,7 +294,7 @@ impl Attempt {
             decision: self.decision.clone(),
             accepted: run.state.accepted,
             rejected: run.state.rejected,
-            k3: self.mismatch.totals.map_or(0.0, |t| t.k3),
+            k3: self.mismatch.totals.as_ref().map_or(0.0, |t| t.k3),
             tokens_per_second: self.tokens() as f64 / elapsed.as_secs_f64(),
             seconds: elapsed.as_secs_f64(),
         }
