@@ -269,7 +269,7 @@ async fn play(
             break;
         }
         let ids = renderer
-            .observation(&sampled.ids, &observations)
+            .observation(&record.messages, &tools, &sampled.ids, &observations)
             .map_err(refused)?;
         record.messages.extend(observations);
         if record.tokens.len() + ids.len() >= limit {

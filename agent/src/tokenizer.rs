@@ -197,11 +197,6 @@ impl Tokenizer {
             .map(|(_, id)| *id)
     }
 
-    /// Names of the added tokens, longest first.
-    pub(crate) fn added(&self) -> impl Iterator<Item = &str> {
-        self.inner.added.iter().map(|(text, _)| text.as_str())
-    }
-
     /// Entries, added tokens included.
     pub fn size(&self) -> usize {
         self.inner.size

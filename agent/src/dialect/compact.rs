@@ -91,7 +91,13 @@ impl Renderer for Compact {
         Ok(ids)
     }
 
-    fn observation(&self, _turn: &[u32], observations: &[Message]) -> Result<Vec<u32>, ModelError> {
+    fn observation(
+        &self,
+        _history: &[Message],
+        _tools: &[ToolSpec],
+        _turn: &[u32],
+        observations: &[Message],
+    ) -> Result<Vec<u32>, ModelError> {
         let mut ids = Vec::new();
         for message in observations {
             ids.push(self.obs);
@@ -252,7 +258,10 @@ mod tests {
             .render_reply(&call("python", json!({"code": "print(1+1)"})))
             .unwrap();
         ids.extend(&turn);
-        ids.extend(c.observation(&turn, &[Message::tool("python", "2")]).unwrap());
+        ids.extend(
+            c.observation(&[], &[], &turn, &[Message::tool("python", "2")])
+                .unwrap(),
+        );
         ids.extend(
             c.render_reply(&Reply {
                 answer: Some("2".into()),

@@ -4,6 +4,8 @@
 //! `parse` of the sampled ids of one turn into a [`mipu_envs::Reply`]. Generated text is never re-tokenised.
 
 mod compact;
+mod hermes;
+mod template;
 
 use std::sync::Arc;
 
@@ -12,6 +14,7 @@ use mipu_envs::{Message, Reply, ToolSpec};
 use crate::model::{LoadedModel, ModelError};
 
 pub use compact::Compact;
+pub use hermes::Hermes;
 
 /// Template, dialect and tokenizer of a policy.
 pub trait Renderer: Send + Sync {
@@ -22,11 +25,19 @@ pub trait Renderer: Send + Sync {
     fn prompt(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<Vec<u32>, ModelError>;
 
     /// Ids that follow a sampled turn: the turn's closing glue the model did not sample, the observations, and the opening of the
-    /// next turn.
+    /// next turn. None of them were sampled.
+    ///
+    /// - `history`: every message so far, the sampled turn last; `turn`: the ids of that turn.
     ///
     /// # Errors
     /// When the template refuses the messages or rewrites the past.
-    fn observation(&self, turn: &[u32], observations: &[Message]) -> Result<Vec<u32>, ModelError>;
+    fn observation(
+        &self,
+        history: &[Message],
+        tools: &[ToolSpec],
+        turn: &[u32],
+        observations: &[Message],
+    ) -> Result<Vec<u32>, ModelError>;
 
     /// What the agent did in a turn, from its sampled ids (total: a mistake becomes `Reply::malformed`). `tools` are those of the
     /// episode.
@@ -52,6 +63,7 @@ pub trait Renderer: Send + Sync {
 pub fn renderer(model: &LoadedModel) -> Result<Arc<dyn Renderer>, ModelError> {
     match model.dialect_name() {
         "compact" => Ok(Arc::new(Compact::new(model.tokenizer.clone())?)),
+        "hermes" => Ok(Arc::new(Hermes::new(model)?)),
         other => Err(ModelError::Template(format!(
             "unknown dialect `{other}`\nhint: `compact` or `hermes`"
         ))),

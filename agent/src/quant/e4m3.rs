@@ -11,7 +11,7 @@ pub fn decode(code: u8) -> f32 {
     let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     match (exponent, code & 7) {
-        (15, 7) => f32::NAN,
+        (15, 7) => f32::NAN.copysign(sign),
         (0, _) => sign * mantissa / 512.0,
         _ => sign * (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
     }
