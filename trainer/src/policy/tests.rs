@@ -2,8 +2,7 @@
 
 use candle_core::{DType, Device};
 
-use super::evaluate::{TokenGradients, backward_one};
-use super::ops::Exec;
+use super::evaluate::{TokenGradients, backward_cpu, backward_graph};
 use super::*;
 use crate::batch::{Episode, Packed};
 use crate::testing::{tiny_config, tiny_weights, tokens};
@@ -49,19 +48,20 @@ fn every_variable_gets_the_gradient_that_central_differences_give() {
         let config = tiny_config(family);
         let policy = TrainerPolicy::with_dtype(&tiny_weights(&config, 3), &Device::Cpu, DType::F64).unwrap();
         let batch = batch(&config);
-        let params = policy.params(true);
-        let (grads, ()) = backward_one(&policy, &params, &batch, TEMPERATURE, Exec::Parallel, |stats| {
-            Ok((coefficients(stats.logprobs.len()), ()))
-        })
-        .unwrap();
-        for (name, var) in policy.vars() {
-            let got = grads
-                .get(var)
-                .unwrap_or_else(|| panic!("{family}: no gradient for {name}"));
-            let got = got.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+        let loss_gradient = |stats: TokenStats| Ok((coefficients(stats.logprobs.len()), ()));
+        let micro = std::slice::from_ref(&batch);
+        let (grads, _) =
+            backward_cpu::<f64, _>(&policy, micro, TEMPERATURE, |_, s| loss_gradient(s)).unwrap();
+        let (graph, ()) = backward_graph(&policy, &batch, TEMPERATURE, loss_gradient).unwrap();
+        for (((name, var), got), graph) in policy.vars().iter().zip(grads.values).zip(graph) {
             assert!(
                 got.iter().any(|g| g.abs() > 1e-8),
                 "{family}: the gradient of {name} is zero"
+            );
+            let graph = graph.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+            assert!(
+                got.iter().zip(&graph).all(|(a, b)| (a - b).abs() < 1e-12),
+                "{family}: candle disagrees on {name}"
             );
             let original = var.as_tensor().copy().unwrap();
             let values = original.flatten_all().unwrap().to_vec1::<f64>().unwrap();

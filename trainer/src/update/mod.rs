@@ -42,8 +42,9 @@ pub struct AlgorithmConfig {
     pub minibatches: NonZeroUsize,
     /// Passes over the groups. Default 1.
     pub epochs: NonZeroUsize,
-    /// Tokens in one forward and backward pass; bounds memory, changes no result beyond rounding. Default 512.
-    pub micro_batch_tokens: NonZeroUsize,
+    /// Tokens in one forward and backward pass; bounds memory, changes no result beyond rounding. Default 256 for models that run micro-batches
+    /// side by side (up to 4 million parameters), 1024 for larger ones.
+    pub micro_batch_tokens: Option<NonZeroUsize>,
 }
 
 impl Default for AlgorithmConfig {
@@ -54,13 +55,17 @@ impl Default for AlgorithmConfig {
             loss: LossConfig::default(),
             minibatches: NonZeroUsize::MIN,
             epochs: NonZeroUsize::MIN,
-            micro_batch_tokens: MICRO_BATCH_TOKENS,
+            micro_batch_tokens: None,
         }
     }
 }
 
-/// Default of [`AlgorithmConfig::micro_batch_tokens`]: activations of a small model stay in the L2 cache.
-const MICRO_BATCH_TOKENS: NonZeroUsize = NonZeroUsize::new(512).expect("512 is above 0");
+impl AlgorithmConfig {
+    fn tokens_per_pass(&self, policy: &TrainerPolicy) -> usize {
+        self.micro_batch_tokens
+            .map_or_else(|| policy.tokens_per_pass(), NonZeroUsize::get)
+    }
+}
 
 /// What an update needs besides policy, optimizer, groups and configuration.
 #[derive(Clone, Copy)]
@@ -251,7 +256,7 @@ fn minibatch_gradients(
         episodes: samples.len(),
         tokens: samples.iter().map(|s| s.episode.sampled_len()).sum(),
     };
-    let ranges = micro_batches(&lengths, config.micro_batch_tokens.get());
+    let ranges = micro_batches(&lengths, config.tokens_per_pass(policy));
     let packed: Vec<Packed> = ranges
         .iter()
         .map(|r| Packed::new(samples[r.clone()].iter().map(|s| &s.episode)))

@@ -3,7 +3,7 @@
 use mipu_agent::Tokens;
 use serde::{Deserialize, Serialize};
 
-use super::{MICRO_BATCH_TOKENS, check_finite};
+use super::check_finite;
 use crate::TrainerError;
 use crate::batch::{Episode, Packed, micro_batches};
 use crate::optim::AdamW;
@@ -43,7 +43,7 @@ pub fn sft_step(
         return Ok(SftReport::default());
     }
     let lengths: Vec<usize> = episodes.iter().map(|e| e.input_len()).collect();
-    let packed: Vec<Packed> = micro_batches(&lengths, MICRO_BATCH_TOKENS.get())
+    let packed: Vec<Packed> = micro_batches(&lengths, policy.tokens_per_pass())
         .into_iter()
         .map(|range| Packed::new(episodes[range].iter().copied()))
         .collect();
