@@ -5,7 +5,7 @@ use candle_core::{DType, Device};
 use super::evaluate::{TokenGradients, backward_cpu, backward_graph};
 use super::*;
 use crate::batch::{Episode, Packed};
-use crate::testing::{tiny_config, tiny_weights, tokens};
+use crate::testing::{quick_start_config, tiny_config, tiny_weights, tokens};
 use mipu_agent::Tokens;
 
 const FAMILIES: [&str; 3] = ["llama", "qwen2", "qwen3"];
@@ -148,4 +148,64 @@ fn unusable_weights_are_named() {
         .err()
         .unwrap();
     assert!(matches!(error, TrainerError::Shape(_)), "{error}");
+}
+
+#[test]
+fn the_gradient_has_the_same_bits_at_any_thread_count() {
+    // One large micro-batch runs with all threads inside each operation, several small ones side by side.
+    for family in ["qwen3", "qwen2"] {
+        let tiny = tiny_config(family);
+        let config = ModelConfig {
+            model_type: tiny.model_type,
+            qk_norm: tiny.qk_norm,
+            attention_bias: tiny.attention_bias,
+            tie_word_embeddings: tiny.tie_word_embeddings,
+            ..quick_start_config()
+        };
+        let policy = TrainerPolicy::from_weights(&tiny_weights(&config, 1), &Device::Cpu).unwrap();
+        let episodes: Vec<Episode> = (0..9)
+            .map(|i| {
+                tokens(
+                    272,
+                    &[(false, 30 + i), (true, 20), (false, 10), (true, 15 + i)],
+                    i as u64,
+                )
+            })
+            .map(|t| Episode::new(0, &t, &config).unwrap())
+            .collect();
+        let one = vec![Packed::new(&episodes)];
+        let several: Vec<Packed> = episodes.iter().map(|e| Packed::new([e])).collect();
+        let run = |micro: &[Packed], threads| {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build()
+                .unwrap();
+            pool.install(|| {
+                let loss = |_, s: TokenStats| {
+                    Ok((
+                        TokenGradients {
+                            logprobs: vec![-0.01; s.logprobs.len()],
+                            entropies: s.entropies,
+                        },
+                        (),
+                    ))
+                };
+                backward_cpu::<f32, _>(&policy, micro, 1.0, loss).unwrap().0
+            })
+        };
+        let (large, small) = (run(&one, 1), run(&several, 1));
+        for threads in [2, 3, 8] {
+            assert!(
+                large == run(&one, threads),
+                "{family}: one micro-batch, {threads} threads"
+            );
+            assert!(
+                small == run(&several, threads),
+                "{family}: several micro-batches, {threads} threads"
+            );
+        }
+        let pairs = large.values.iter().flatten().zip(small.values.iter().flatten());
+        let scale = large.values.iter().flatten().fold(0f32, |m, g| m.max(g.abs()));
+        assert!(pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) < 1e-5 * scale);
+    }
 }

@@ -1,5 +1,7 @@
 //! Row-wise functions and their derivatives on slices; every one reads like its equation.
 
+use rayon::prelude::*;
+
 use super::Real;
 use super::simd::vectorized;
 
@@ -20,7 +22,10 @@ pub(crate) struct AdamRule<T = f32> {
     pub(crate) keep: T,
 }
 
-/// One AdamW step: `p = keep p - step_size m / (sqrt(v) / denominator_scale + eps)`, moments first.
+/// Values of AdamW's update run in pieces of this many on the pool.
+const ADAM_PIECE: usize = 1 << 16;
+
+/// One AdamW step: moments first, then `p = keep p - step_size m / (sqrt(v) / denominator_scale + eps)`.
 pub(crate) fn adamw(
     rule: &AdamRule,
     gradient: &[f32],
@@ -28,15 +33,47 @@ pub(crate) fn adamw(
     first: &mut [f32],
     second: &mut [f32],
 ) {
-    use rayon::prelude::*;
-    const PIECE: usize = 1 << 16;
-    let moments = first.par_chunks_mut(PIECE).zip(second.par_chunks_mut(PIECE));
+    let moments = first
+        .par_chunks_mut(ADAM_PIECE)
+        .zip(second.par_chunks_mut(ADAM_PIECE));
     let pieces = values
-        .par_chunks_mut(PIECE)
-        .zip(gradient.par_chunks(PIECE))
+        .par_chunks_mut(ADAM_PIECE)
+        .zip(gradient.par_chunks(ADAM_PIECE))
         .zip(moments);
     pieces
         .for_each(|((values, gradient), (first, second))| adamw_piece(rule, gradient, values, first, second));
+}
+
+/// Whether [`adamw`] would leave only finite values and moments.
+pub(crate) fn adamw_stays_finite(
+    rule: &AdamRule,
+    gradient: &[f32],
+    values: &[f32],
+    first: &[f32],
+    second: &[f32],
+) -> bool {
+    let moments = first.par_chunks(ADAM_PIECE).zip(second.par_chunks(ADAM_PIECE));
+    let pieces = values
+        .par_chunks(ADAM_PIECE)
+        .zip(gradient.par_chunks(ADAM_PIECE))
+        .zip(moments);
+    pieces.all(|((values, gradient), (first, second))| {
+        adamw_piece_stays_finite(rule, gradient, values, first, second)
+    })
+}
+
+/// New value and moments of one parameter.
+#[inline(always)]
+fn adamw_one<T: Real>(rule: &AdamRule<T>, gradient: T, value: T, first: T, second: T) -> (T, T, T) {
+    let g = gradient * rule.clip_factor;
+    let first = first * rule.beta1 + g * rule.one_minus_beta1;
+    let second = second * rule.beta2 + g * g * rule.one_minus_beta2;
+    let denominator = second.sqrt() / rule.denominator_scale + rule.eps;
+    (
+        value * rule.keep - rule.step_size * first / denominator,
+        first,
+        second,
+    )
 }
 
 vectorized! {
@@ -44,12 +81,20 @@ vectorized! {
         let n = values.len();
         let (gradient, first, second) = (&gradient[..n], &mut first[..n], &mut second[..n]);
         for i in 0..n {
-            let g = gradient[i] * rule.clip_factor;
-            first[i] = first[i] * rule.beta1 + g * rule.one_minus_beta1;
-            second[i] = second[i] * rule.beta2 + g * g * rule.one_minus_beta2;
-            let denominator = second[i].sqrt() / rule.denominator_scale + rule.eps;
-            values[i] = values[i] * rule.keep - rule.step_size * first[i] / denominator;
+            (values[i], first[i], second[i]) = adamw_one(rule, gradient[i], values[i], first[i], second[i]);
         }
+    }
+
+    fn adamw_piece_stays_finite<T: Real>(rule: &AdamRule<T>, gradient: &[T], values: &[T], first: &[T], second: &[T]) -> bool {
+        let n = values.len();
+        let (gradient, first, second) = (&gradient[..n], &first[..n], &second[..n]);
+        // 0 x is 0 when x is finite and NaN otherwise; NaN survives the sum.
+        let mut sum = T::ZERO;
+        for i in 0..n {
+            let (value, first, second) = adamw_one(rule, gradient[i], values[i], first[i], second[i]);
+            sum += value * T::ZERO + first * T::ZERO + second * T::ZERO;
+        }
+        sum == T::ZERO
     }
 
     /// `out = w * x / sqrt(mean(x^2) + eps)` for each row of `w.len()` values.
