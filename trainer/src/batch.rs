@@ -1,7 +1,6 @@
 //! From token records to what the forward pass reads: sequences packed end to end, without padding.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use mipu_agent::{ModelConfig, Tokens};
 
@@ -92,13 +91,13 @@ pub(crate) struct Packed {
     /// Input ids of all sequences.
     pub(crate) ids: Vec<u32>,
     /// Position of each input in its own sequence.
-    pub(crate) positions: Arc<Vec<u32>>,
+    pub(crate) positions: Vec<u32>,
     /// Sequence `i` is inputs `offsets[i]..offsets[i + 1]`.
-    pub(crate) offsets: Arc<Vec<usize>>,
+    pub(crate) offsets: Vec<usize>,
     /// Input whose output predicts target `j`.
     pub(crate) rows: Vec<u32>,
     /// Sampled tokens.
-    pub(crate) targets: Arc<Vec<u32>>,
+    pub(crate) targets: Vec<u32>,
     /// Targets of sequence `i` are `target_offsets[i]..target_offsets[i + 1]`.
     target_offsets: Vec<usize>,
 }
@@ -119,12 +118,17 @@ impl Packed {
         }
         Self {
             ids,
-            positions: Arc::new(positions),
-            offsets: Arc::new(offsets),
+            positions,
+            offsets,
             rows,
-            targets: Arc::new(targets),
+            targets,
             target_offsets,
         }
+    }
+
+    /// Inputs of the longest sequence.
+    pub(crate) fn longest(&self) -> usize {
+        self.offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0)
     }
 
     /// Splits values per target into one slice per sequence.

@@ -301,25 +301,25 @@ fn surrogate(
                 &mut out.stats,
                 n,
             );
-            for t in 0..n {
-                out.values[t] = weights[t] * clipped.value;
+            for (t, &weight) in weights.iter().enumerate() {
+                out.values[t] = weight * clipped.value;
                 // Every token's ratio is the sequence's, whose slope in one log-prob is s / T; n tokens of the episode share it.
-                out.slopes[t] = weights[t] * clipped.slope * mean.exp();
+                out.slopes[t] = weight * clipped.slope * mean.exp();
             }
         }
         CorrectionConfig::Cispo(cispo) => {
-            for t in 0..n {
+            for (t, &weight) in weights.iter().enumerate() {
                 let cap = 1.0 + cispo.high.get();
                 let ratio = log_ratio(t).exp();
                 out.stats.clip_high += usize::from(ratio > cap);
-                out.values[t] = weights[t] * ratio.min(cap) * a * episode.current[t];
-                out.slopes[t] = weights[t] * ratio.min(cap) * a;
+                out.values[t] = weight * ratio.min(cap) * a * episode.current[t];
+                out.slopes[t] = weight * ratio.min(cap) * a;
             }
         }
         _ => {
             let clip = (config.clip_low.get(), config.clip_high.get());
-            for t in 0..n {
-                if weights[t] == 0.0 {
+            for (t, &weight) in weights.iter().enumerate() {
+                if weight == 0.0 {
                     continue;
                 }
                 let ratio = log_ratio(t).exp();
@@ -331,8 +331,8 @@ fn surrogate(
                     &mut out.stats,
                     1,
                 );
-                out.values[t] = weights[t] * clipped.value;
-                out.slopes[t] = weights[t] * clipped.slope * ratio;
+                out.values[t] = weight * clipped.value;
+                out.slopes[t] = weight * clipped.slope * ratio;
             }
         }
     }

@@ -45,19 +45,19 @@ macro_rules! bounded {
 
 bounded!(
     /// A finite number above zero.
-    Positive, "a finite number above 0", ("exclusiveMinimum" = 0.0), |x| x > 0.0 && x < f64::INFINITY
+    Positive, "a finite number above 0", ("exclusiveMinimum" = 0.0), |x| x > 0.0 && x.is_finite()
 );
 bounded!(
     /// A finite number, zero or above.
-    NonNegative, "a finite number of at least 0", ("minimum" = 0.0), |x| x >= 0.0 && x < f64::INFINITY
+    NonNegative, "a finite number of at least 0", ("minimum" = 0.0), |x| x >= 0.0 && x.is_finite()
 );
 bounded!(
     /// A share in `[0, 1]`.
-    Share, "in [0, 1]", ("minimum" = 0.0, "maximum" = 1.0), |x| x >= 0.0 && x <= 1.0
+    Share, "in [0, 1]", ("minimum" = 0.0, "maximum" = 1.0), |x| x >= 0.0 && 1.0 - x >= 0.0
 );
 bounded!(
     /// A decay rate in `[0, 1)`.
-    Decay, "in [0, 1)", ("minimum" = 0.0, "exclusiveMaximum" = 1.0), |x| x >= 0.0 && x < 1.0
+    Decay, "in [0, 1)", ("minimum" = 0.0, "exclusiveMaximum" = 1.0), |x| x >= 0.0 && 1.0 - x > 0.0
 );
 bounded!(
     /// Half-width of a clip range: a ratio, unitless, in `(0, 1)`.
@@ -65,7 +65,7 @@ bounded!(
 );
 bounded!(
     /// A factor of at least 1.
-    AtLeastOne, "a finite number of at least 1", ("minimum" = 1.0), |x| x >= 1.0 && x < f64::INFINITY
+    AtLeastOne, "a finite number of at least 1", ("minimum" = 1.0), |x| x >= 1.0 && x.is_finite()
 );
 
 #[cfg(test)]
@@ -76,7 +76,12 @@ mod tests {
     fn ranges_are_exact_and_errors_name_them() {
         assert!(Positive::try_from(0.0).is_err() && Positive::try_from(f64::NAN).is_err());
         assert!(NonNegative::try_from(0.0).is_ok() && NonNegative::try_from(f64::INFINITY).is_err());
-        assert!(Share::try_from(1.0).is_ok() && Decay::try_from(1.0).is_err());
+        assert!(
+            Share::try_from(1.0).is_ok()
+                && Decay::try_from(1.0).is_err()
+                && Decay::try_from(1.0 - f64::EPSILON).is_ok()
+        );
+        assert!(Share::try_from(f64::NAN).is_err() && Share::try_from(1.0 + f64::EPSILON).is_err());
         assert_eq!(
             ClipWidth::try_from(1.5),
             Err("must be in (0, 1); got 1.5".to_owned())

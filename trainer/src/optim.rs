@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{CpuStorage, InplaceOp1, Layout, Tensor};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor, Var};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -186,7 +186,8 @@ impl AdamW {
     /// One step along `gradients` (clipped to the global norm) at learning rate `lr`.
     ///
     /// # Errors
-    /// On a gradient that is not finite, naming its tensor; nothing has changed then.
+    /// On a gradient that is not finite, or a step that would leave a value or moment that is not, naming the tensor; nothing has changed
+    /// then.
     pub(crate) fn step(
         &mut self,
         policy: &mut TrainerPolicy,
@@ -198,32 +199,36 @@ impl AdamW {
             Some(max) => (max.get() / (grad_norm + 1e-6)).min(1.0),
             None => 1.0,
         };
-        self.state.step += 1;
-        let (beta1, beta2) = (self.config.beta1.get(), self.config.beta2.get());
-        let steps = self.state.step as f64;
-        let rule = rows::AdamRule {
-            clip_factor: clip_factor as f32,
-            beta1: beta1 as f32,
-            one_minus_beta1: (1.0 - beta1) as f32,
-            beta2: beta2 as f32,
-            one_minus_beta2: (1.0 - beta2) as f32,
-            step_size: (lr / (1.0 - beta1.powf(steps))) as f32,
-            denominator_scale: (1.0 - beta2.powf(steps)).sqrt() as f32,
-            eps: self.config.eps.get() as f32,
-            keep: 1.0,
+        let rule = self.rule(lr, clip_factor);
+        let decay = (1.0 - lr * self.config.weight_decay.get()) as f32;
+        let rule_of = |shape: &[usize]| rows::AdamRule {
+            keep: if shape.len() > 1 { decay } else { 1.0 },
+            ..rule
         };
+
+        let moments = self.state.first.iter().zip(&self.state.second);
+        for (((name, var), gradient), (first, second)) in
+            policy.vars().iter().zip(&gradients.values).zip(moments)
+        {
+            let rule = rule_of(var.dims());
+            let finite = with_host(var, |values| {
+                rows::adamw_stays_finite(&rule, gradient, values, &first.2, &second.2)
+            })?;
+            if !finite {
+                let what = format!("`{name}` after a step at learning rate {lr:e}, or a moment of it,");
+                return Err(TrainerError::NonFinite {
+                    what,
+                    value: f64::NAN,
+                });
+            }
+        }
+        self.state.step += 1;
         let moments = self.state.first.iter_mut().zip(&mut self.state.second);
         for (((_, var), gradient), (first, second)) in
             policy.vars().iter().zip(&gradients.values).zip(moments)
         {
-            let decayed = var.dims().len() > 1;
-            let keep = if decayed {
-                (1.0 - lr * self.config.weight_decay.get()) as f32
-            } else {
-                1.0
-            };
             let op = AdamStep {
-                rule: rows::AdamRule { keep, ..rule },
+                rule: rule_of(var.dims()),
                 gradient,
                 moments: Mutex::new((Arc::make_mut(&mut first.2), Arc::make_mut(&mut second.2))),
             };
@@ -240,6 +245,35 @@ impl AdamW {
             clip_factor,
         })
     }
+
+    /// Constants of the next step.
+    fn rule(&self, lr: f64, clip_factor: f64) -> rows::AdamRule {
+        let (beta1, beta2) = (self.config.beta1.get(), self.config.beta2.get());
+        let steps = (self.state.step + 1) as f64;
+        rows::AdamRule {
+            clip_factor: clip_factor as f32,
+            beta1: beta1 as f32,
+            one_minus_beta1: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            one_minus_beta2: (1.0 - beta2) as f32,
+            step_size: (lr / (1.0 - beta1.powf(steps))) as f32,
+            denominator_scale: (1.0 - beta2.powf(steps)).sqrt() as f32,
+            eps: self.config.eps.get() as f32,
+            keep: 1.0,
+        }
+    }
+}
+
+/// Calls `f` with a variable's values, without a copy on the CPU.
+fn with_host<R>(var: &Var, f: impl FnOnce(&[f32]) -> R) -> Result<R, TrainerError> {
+    let (storage, layout) = var.storage_and_layout();
+    if let (Storage::Cpu(CpuStorage::F32(values)), Some((start, end))) =
+        (&*storage, layout.contiguous_offsets())
+    {
+        return Ok(f(&values[start..end]));
+    }
+    drop(storage);
+    Ok(f(&var.flatten_all()?.to_vec1::<f32>()?))
 }
 
 fn global_norm(policy: &TrainerPolicy, gradients: &Gradients) -> Result<f64, TrainerError> {
@@ -377,6 +411,12 @@ mod tests {
                 "{error}"
             );
         }
+        let fine = gradients(&pi, 0.0);
+        let error = adam.step(&mut pi, &fine, 1e39).unwrap_err().to_string();
+        assert!(
+            error.starts_with("`model.embed_tokens.weight` after a step at learning rate 1e39"),
+            "{error}"
+        );
         assert!(weights.tensors == pi.to_weights().unwrap().tensors && state == adam.state());
     }
 

@@ -1,13 +1,17 @@
 //! The trainer policy pi: f32 weights as candle variables, a differentiable forward, and its evaluation over micro-batches.
+//!
+//! On the CPU forward and backward are written out over slices ([`cpu`]); on any other device candle's autograd does it ([`graph`]). Tests
+//! compare both, and central differences in f64, for every variable of every family.
 
+mod cpu;
 mod evaluate;
-mod forward;
+mod graph;
 mod kernels;
-mod ops;
+mod layout;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
 use mipu_agent::{ModelConfig, Weights};
@@ -16,7 +20,7 @@ pub(crate) use evaluate::{Gradients, TokenGradients, TokenStats, backward, evalu
 pub(crate) use kernels::rows;
 
 use crate::TrainerError;
-use ops::RopeTable;
+use layout::Layout;
 
 /// A trainable policy; variables are in the order of [`ModelConfig::tensor_shapes`].
 pub struct TrainerPolicy {
@@ -24,7 +28,7 @@ pub struct TrainerPolicy {
     device: Device,
     dtype: DType,
     vars: Vec<(String, Var)>,
-    rope: Mutex<Arc<RopeTable>>,
+    layout: Layout,
 }
 
 impl TrainerPolicy {
@@ -55,13 +59,13 @@ impl TrainerPolicy {
             let tensor = Tensor::from_slice(values, shape.as_slice(), device)?.to_dtype(dtype)?;
             vars.push((name, Var::from_tensor(&tensor)?));
         }
-        let rope = Mutex::new(Arc::new(RopeTable::new(config.head_dim, config.rope_theta, 64)));
+        let layout = Layout::new(&config);
         Ok(Self {
             config,
             device: device.clone(),
             dtype,
             vars,
-            rope,
+            layout,
         })
     }
 
@@ -119,32 +123,18 @@ impl TrainerPolicy {
     pub fn parameters(&self) -> usize {
         self.vars.iter().map(|(_, var)| var.elem_count()).sum()
     }
-
-    /// Cosines and sines for at least `positions` positions.
-    fn rope_table(&self, positions: usize) -> Arc<RopeTable> {
-        let mut table = self.rope.lock().unwrap_or_else(PoisonError::into_inner);
-        if table.positions() < positions {
-            let grown = positions.next_power_of_two();
-            *table = Arc::new(RopeTable::new(
-                self.config.head_dim,
-                self.config.rope_theta,
-                grown,
-            ));
-        }
-        Arc::clone(&table)
-    }
 }
 
 fn check_shape(config: &ModelConfig) -> Result<(), TrainerError> {
     let fail = |why: String| Err(TrainerError::Shape(why));
-    if config.head_dim == 0 || config.head_dim % 2 != 0 {
+    if config.head_dim == 0 || !config.head_dim.is_multiple_of(2) {
         return fail(format!(
             "head_dim must be even and above 0, got {}",
             config.head_dim
         ));
     }
     let (heads, kv) = (config.num_attention_heads, config.num_key_value_heads);
-    if kv == 0 || heads % kv != 0 {
+    if kv == 0 || !heads.is_multiple_of(kv) {
         return fail(format!("{heads} query heads cannot share {kv} key-value heads"));
     }
     if !["llama", "qwen2", "qwen3"].contains(&config.model_type.as_str()) {

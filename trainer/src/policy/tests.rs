@@ -2,11 +2,10 @@
 
 use candle_core::{DType, Device};
 
-use super::evaluate::{TokenGradients, backward_one};
-use super::ops::Exec;
+use super::evaluate::{TokenGradients, backward_cpu, backward_graph};
 use super::*;
 use crate::batch::{Episode, Packed};
-use crate::testing::{tiny_config, tiny_weights, tokens};
+use crate::testing::{quick_start_config, tiny_config, tiny_weights, tokens};
 use mipu_agent::Tokens;
 
 const FAMILIES: [&str; 3] = ["llama", "qwen2", "qwen3"];
@@ -49,19 +48,20 @@ fn every_variable_gets_the_gradient_that_central_differences_give() {
         let config = tiny_config(family);
         let policy = TrainerPolicy::with_dtype(&tiny_weights(&config, 3), &Device::Cpu, DType::F64).unwrap();
         let batch = batch(&config);
-        let params = policy.params(true);
-        let (grads, ()) = backward_one(&policy, &params, &batch, TEMPERATURE, Exec::Parallel, |stats| {
-            Ok((coefficients(stats.logprobs.len()), ()))
-        })
-        .unwrap();
-        for (name, var) in policy.vars() {
-            let got = grads
-                .get(var)
-                .unwrap_or_else(|| panic!("{family}: no gradient for {name}"));
-            let got = got.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+        let loss_gradient = |stats: TokenStats| Ok((coefficients(stats.logprobs.len()), ()));
+        let micro = std::slice::from_ref(&batch);
+        let (grads, _) =
+            backward_cpu::<f64, _>(&policy, micro, TEMPERATURE, |_, s| loss_gradient(s)).unwrap();
+        let (graph, ()) = backward_graph(&policy, &batch, TEMPERATURE, loss_gradient).unwrap();
+        for (((name, var), got), graph) in policy.vars().iter().zip(grads.values).zip(graph) {
             assert!(
                 got.iter().any(|g| g.abs() > 1e-8),
                 "{family}: the gradient of {name} is zero"
+            );
+            let graph = graph.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+            assert!(
+                got.iter().zip(&graph).all(|(a, b)| (a - b).abs() < 1e-12),
+                "{family}: candle disagrees on {name}"
             );
             let original = var.as_tensor().copy().unwrap();
             let values = original.flatten_all().unwrap().to_vec1::<f64>().unwrap();
@@ -148,4 +148,64 @@ fn unusable_weights_are_named() {
         .err()
         .unwrap();
     assert!(matches!(error, TrainerError::Shape(_)), "{error}");
+}
+
+#[test]
+fn the_gradient_has_the_same_bits_at_any_thread_count() {
+    // One large micro-batch runs with all threads inside each operation, several small ones side by side.
+    for family in ["qwen3", "qwen2"] {
+        let tiny = tiny_config(family);
+        let config = ModelConfig {
+            model_type: tiny.model_type,
+            qk_norm: tiny.qk_norm,
+            attention_bias: tiny.attention_bias,
+            tie_word_embeddings: tiny.tie_word_embeddings,
+            ..quick_start_config()
+        };
+        let policy = TrainerPolicy::from_weights(&tiny_weights(&config, 1), &Device::Cpu).unwrap();
+        let episodes: Vec<Episode> = (0..9)
+            .map(|i| {
+                tokens(
+                    272,
+                    &[(false, 30 + i), (true, 20), (false, 10), (true, 15 + i)],
+                    i as u64,
+                )
+            })
+            .map(|t| Episode::new(0, &t, &config).unwrap())
+            .collect();
+        let one = vec![Packed::new(&episodes)];
+        let several: Vec<Packed> = episodes.iter().map(|e| Packed::new([e])).collect();
+        let run = |micro: &[Packed], threads| {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build()
+                .unwrap();
+            pool.install(|| {
+                let loss = |_, s: TokenStats| {
+                    Ok((
+                        TokenGradients {
+                            logprobs: vec![-0.01; s.logprobs.len()],
+                            entropies: s.entropies,
+                        },
+                        (),
+                    ))
+                };
+                backward_cpu::<f32, _>(&policy, micro, 1.0, loss).unwrap().0
+            })
+        };
+        let (large, small) = (run(&one, 1), run(&several, 1));
+        for threads in [2, 3, 8] {
+            assert!(
+                large == run(&one, threads),
+                "{family}: one micro-batch, {threads} threads"
+            );
+            assert!(
+                small == run(&several, threads),
+                "{family}: several micro-batches, {threads} threads"
+            );
+        }
+        let pairs = large.values.iter().flatten().zip(small.values.iter().flatten());
+        let scale = large.values.iter().flatten().fold(0f32, |m, g| m.max(g.abs()));
+        assert!(pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) < 1e-5 * scale);
+    }
 }

@@ -2,7 +2,6 @@
 
 use mipu_agent::Tokens;
 
-use super::MICRO_BATCH_TOKENS;
 use crate::TrainerError;
 use crate::batch::{Episode, Packed, micro_batches};
 use crate::policy::{TrainerPolicy, evaluate};
@@ -23,7 +22,7 @@ pub fn score(
         .map(|(i, t)| Episode::new(i, t, policy.config()))
         .collect::<Result<_, _>>()?;
     let views: Vec<&Episode> = episodes.iter().collect();
-    let scored = logprobs(policy, &views, temperature, MICRO_BATCH_TOKENS.get())?;
+    let scored = logprobs(policy, &views, temperature, policy.tokens_per_pass())?;
     for (i, values) in scored.iter().enumerate() {
         if let Some(t) = values.iter().position(|v| !v.is_finite()) {
             let what = format!("log-prob of sampled token {t} of episode {i}");

@@ -3,7 +3,6 @@
 use mipu_agent::Tokens;
 use serde::{Deserialize, Serialize};
 
-use super::{MICRO_BATCH_TOKENS, check_finite};
 use crate::TrainerError;
 use crate::batch::{Episode, Packed, micro_batches};
 use crate::optim::AdamW;
@@ -43,7 +42,7 @@ pub fn sft_step(
         return Ok(SftReport::default());
     }
     let lengths: Vec<usize> = episodes.iter().map(|e| e.input_len()).collect();
-    let packed: Vec<Packed> = micro_batches(&lengths, MICRO_BATCH_TOKENS.get())
+    let packed: Vec<Packed> = micro_batches(&lengths, policy.tokens_per_pass())
         .into_iter()
         .map(|range| Packed::new(episodes[range].iter().copied()))
         .collect();
@@ -64,18 +63,11 @@ pub fn sft_step(
             nll,
         ))
     })?;
-    let before = (policy.to_weights()?, optim.state());
-    let result = optim
-        .step(policy, &gradients, lr)
-        .and_then(|stats| check_finite(policy).map(|()| stats));
-    if result.is_err() {
-        policy.set_weights(&before.0)?;
-        optim.restore(&before.1)?;
-    }
+    let grad_norm = optim.step(policy, &gradients, lr)?.grad_norm;
     Ok(SftReport {
         nll: nll.iter().sum(),
         tokens,
         input_tokens: lengths.iter().sum(),
-        grad_norm: result?.grad_norm,
+        grad_norm,
     })
 }

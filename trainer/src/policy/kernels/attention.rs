@@ -1,13 +1,8 @@
 //! Causal softmax attention over sequences packed end to end, with grouped key and value heads.
 
-use std::sync::Arc;
-
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor};
 use rayon::prelude::*;
 
-use super::super::kernels::{Mat, MatMut, Real, matmul, rows};
-use super::{Exec, for_float, operand, with_values};
+use super::{Exec, Mat, MatMut, Real, matmul};
 
 /// Query rows whose scores are alive at a time; keys after a block's last query are never multiplied.
 const BLOCK: usize = 64;
@@ -23,81 +18,12 @@ pub(crate) struct Heads {
     pub(crate) head_dim: usize,
 }
 
-/// `softmax(q k^T / sqrt(head_dim)) v` where a token sees itself and the earlier tokens of its own sequence.
-///
-/// - `q`: `[tokens, heads * head_dim]`; `k`, `v`: `[tokens, kv_heads * head_dim]`.
-/// - `offsets`: sequence `i` is rows `offsets[i]..offsets[i + 1]`.
-/// - returns `[tokens, heads * head_dim]`.
-///
-/// # Errors
-/// On a shape or dtype mismatch.
-pub(crate) fn attention(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    offsets: &Arc<Vec<usize>>,
-    shape: Heads,
-    exec: Exec,
-) -> Result<Tensor> {
-    if q.device().is_cpu() {
-        q.apply_op3(
-            k,
-            v,
-            Attention {
-                offsets: Arc::clone(offsets),
-                shape,
-                exec,
-            },
-        )
-    } else {
-        composed(q, k, v, offsets, shape)
-    }
-}
-
-fn composed(q: &Tensor, k: &Tensor, v: &Tensor, offsets: &[usize], shape: Heads) -> Result<Tensor> {
-    let Heads {
-        heads,
-        kv_heads,
-        head_dim,
-    } = shape;
-    let mut out = Vec::new();
-    for pair in offsets.windows(2) {
-        let (start, len) = (pair[0], pair[1] - pair[0]);
-        let split = |x: &Tensor, n: usize| -> Result<Tensor> {
-            x.narrow(0, start, len)?
-                .reshape((len, n, head_dim))?
-                .transpose(0, 1)?
-                .contiguous()
-        };
-        let repeat = |x: Tensor| -> Result<Tensor> {
-            let r = heads / kv_heads;
-            x.unsqueeze(1)?
-                .broadcast_as((kv_heads, r, len, head_dim))?
-                .reshape((heads, len, head_dim))
-        };
-        let (q, k, v) = (
-            split(q, heads)?,
-            repeat(split(k, kv_heads)?)?,
-            repeat(split(v, kv_heads)?)?,
-        );
-        let unseen: Vec<f64> = (0..len * len)
-            .map(|i| if i % len > i / len { f64::NEG_INFINITY } else { 0.0 })
-            .collect();
-        let unseen = Tensor::from_vec(unseen, (1, len, len), q.device())?.to_dtype(q.dtype())?;
-        let scores = (q.matmul(&k.t()?)? * (1.0 / (head_dim as f64).sqrt()))?.broadcast_add(&unseen)?;
-        let exp = scores
-            .broadcast_sub(&scores.max_keepdim(D::Minus1)?.detach())?
-            .exp()?;
-        let p = exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?;
-        out.push(p.matmul(&v)?.transpose(0, 1)?.reshape((len, heads * head_dim))?);
-    }
-    Tensor::cat(&out, 0)
-}
-
-struct Attention {
-    offsets: Arc<Vec<usize>>,
-    shape: Heads,
-    exec: Exec,
+/// `softmax(q k^T / sqrt(head_dim)) v` where a token sees itself and the earlier tokens of its own sequence: sequence `i` is rows
+/// `offsets[i]..offsets[i + 1]`.
+pub(crate) struct Attention<'a> {
+    pub(crate) offsets: &'a [usize],
+    pub(crate) shape: Heads,
+    pub(crate) exec: Exec,
 }
 
 /// One sequence and one key-value head: the unit of work.
@@ -144,7 +70,7 @@ impl<T: Real> Views<'_, T> {
             false,
             false,
         );
-        rows::causal_softmax(tile, keys, first);
+        super::rows::causal_softmax(tile, keys, first);
     }
 }
 
@@ -154,7 +80,7 @@ fn blocks(len: usize) -> impl Iterator<Item = (usize, usize)> {
         .map(move |first| (first, BLOCK.min(len - first)))
 }
 
-impl Attention {
+impl Attention<'_> {
     fn tasks(&self) -> Vec<Task> {
         let pairs = self.offsets.windows(2).filter(|w| w[1] > w[0]);
         pairs
@@ -205,10 +131,10 @@ impl Attention {
         }
     }
 
-    fn forward<T: Real>(&self, q: &[T], k: &[T], v: &[T]) -> Vec<T> {
+    /// Writes `[tokens, heads * head_dim]`; `q` has that shape, `k` and `v` are `[tokens, kv_heads * head_dim]`.
+    pub(crate) fn forward<T: Real>(&self, q: &[T], k: &[T], v: &[T], out: &mut [T]) {
         let Heads { heads, head_dim, .. } = self.shape;
         let width = heads * head_dim;
-        let mut out = vec![T::ZERO; q.len()];
         let one = |task: Task| -> Vec<T> {
             let group = self.query_heads(task.kv);
             let mut local = vec![T::ZERO; group.len() * task.len * head_dim];
@@ -244,10 +170,10 @@ impl Attention {
                 );
             }
         });
-        out
     }
 
-    fn backward<T: Real>(&self, q: &[T], k: &[T], v: &[T], g: &[T]) -> [Vec<T>; 3] {
+    /// For the gradient `g` of the output, writes those of `q`, `k` and `v`. Probabilities are computed again, not kept.
+    pub(crate) fn backward<T: Real>(&self, q: &[T], k: &[T], v: &[T], g: &[T], [dq, dk, dv]: [&mut [T]; 3]) {
         let Heads {
             heads,
             kv_heads,
@@ -286,7 +212,7 @@ impl Attention {
                         false,
                         false,
                     );
-                    rows::softmax_backward(&tile, &mut ds, keys, scale);
+                    super::rows::softmax_backward(&tile, &mut ds, keys, scale);
                     let ds = Mat::new(&ds, count, keys, keys);
                     let dst = MatMut::new(&mut dq[first * head_dim..], count, head_dim, head_dim);
                     matmul(dst, ds, views.keys(keys), T::ONE, false, false);
@@ -296,11 +222,6 @@ impl Attention {
             }
             [dq, dk, dv]
         };
-        let (mut dq, mut dk, mut dv) = (
-            vec![T::ZERO; q.len()],
-            vec![T::ZERO; k.len()],
-            vec![T::ZERO; v.len()],
-        );
         self.run(one, |task, [q_rows, k_rows, v_rows]| {
             for (head, rows) in self
                 .query_heads(task.kv)
@@ -317,7 +238,6 @@ impl Attention {
             scatter(&k_rows, &mut dk[at..], head_dim, kv_width);
             scatter(&v_rows, &mut dv[at..], head_dim, kv_width);
         });
-        [dq, dk, dv]
     }
 }
 
@@ -325,109 +245,5 @@ impl Attention {
 fn scatter<T: Copy>(rows: &[T], out: &mut [T], dim: usize, width: usize) {
     for (row, out) in rows.chunks_exact(dim).zip(out.chunks_mut(width)) {
         out[..dim].copy_from_slice(row);
-    }
-}
-
-impl CustomOp3 for Attention {
-    fn name(&self) -> &'static str {
-        "causal-attention"
-    }
-
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        ql: &Layout,
-        k: &CpuStorage,
-        kl: &Layout,
-        v: &CpuStorage,
-        vl: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let Heads {
-            heads,
-            kv_heads,
-            head_dim,
-        } = self.shape;
-        let (tokens, width) = ql.shape().dims2()?;
-        let kv = (tokens, kv_heads * head_dim);
-        let end = self.offsets.last().copied().unwrap_or(0);
-        let sorted = self.offsets.first() == Some(&0) && self.offsets.is_sorted();
-        if width != heads * head_dim
-            || kl.shape().dims2()? != kv
-            || vl.shape().dims2()? != kv
-            || end != tokens
-            || !sorted
-        {
-            candle_core::bail!(
-                "attention: {:?} does not fit {:?} and sequences ending at {end}",
-                self.shape,
-                ql.shape()
-            )
-        }
-        let out = for_float!(q.dtype(), T => {
-            let name = "attention";
-            let out = self.forward::<T>(operand(name, q, ql)?, operand(name, k, kl)?, operand(name, v, vl)?);
-            <T as candle_core::WithDType>::to_cpu_storage_owned(out)
-        });
-        Ok((out, ql.shape().clone()))
-    }
-
-    fn bwd(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        _y: &Tensor,
-        g: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let g = g.contiguous()?;
-        let [dq, dk, dv] = for_float!(q.dtype(), T => {
-            let [dq, dk, dv] = with_values::<T, _>(q, |q| {
-                with_values::<T, _>(k, |k| {
-                    with_values::<T, _>(v, |v| with_values::<T, _>(&g, |g| Ok(self.backward(q, k, v, g))))
-                })
-            })?;
-            [
-                Tensor::from_vec(dq, q.shape(), q.device())?,
-                Tensor::from_vec(dk, k.shape(), k.device())?,
-                Tensor::from_vec(dv, v.shape(), v.device())?,
-            ]
-        });
-        Ok((Some(dq), Some(dk), Some(dv)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::policy::ops::testing::{check_gradients, wave};
-
-    #[test]
-    fn equals_the_composed_form_and_has_its_gradient() {
-        for (heads, kv_heads) in [(4, 2), (3, 1), (2, 2)] {
-            let shape = Heads {
-                heads,
-                kv_heads,
-                head_dim: 6,
-            };
-            // Lengths around a block's edge, one token, and an empty sequence.
-            let offsets = Arc::new(vec![0, 1, 1, 1 + BLOCK, 2 * BLOCK + 2, 2 * BLOCK + 9]);
-            let tokens = 2 * BLOCK + 9;
-            let full: Vec<usize> = offsets
-                .iter()
-                .copied()
-                .collect::<std::collections::BTreeSet<_>>()
-                .into_iter()
-                .collect();
-            let inputs = [
-                wave((tokens, heads * 6), 0.3),
-                wave((tokens, kv_heads * 6), 0.7),
-                wave((tokens, kv_heads * 6), 1.1),
-            ];
-            check_gradients(
-                &inputs,
-                |v| attention(&v[0], &v[1], &v[2], &offsets, shape, Exec::Parallel),
-                |v| composed(&v[0], &v[1], &v[2], &full, shape),
-            );
-        }
     }
 }
