@@ -247,7 +247,7 @@ fn nothing_sampled_is_no_number() {
         trainer: vec![],
         turn: vec![],
     };
-    let found = diagnose(&views(&[empty.clone()]));
+    let found = diagnose(&views(std::slice::from_ref(&empty)));
     assert!(found.totals.is_none() && found.alarms.is_empty() && found.episodes == 0);
     assert!(found.metrics().iter().all(|(_, v)| v.is_finite()));
     let report = accumulate("", &views(&[empty]));

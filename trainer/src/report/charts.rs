@@ -193,7 +193,7 @@ fn mismatch(data: &RunData) -> Vec<Plot> {
         .with(
             "largest",
             Color::Gray,
-            Style::Line,
+            Style::Thin,
             metric(data, &keys::MISMATCH_ABS_LOGP_DIFF_MAX, 0.0),
         );
     gap.log_y = true;
@@ -319,7 +319,7 @@ fn length(data: &RunData) -> Plot {
         .with(
             "largest",
             Color::Gray,
-            Style::Line,
+            Style::Thin,
             metric(data, &keys::RESPONSE_LENGTH_MAX, 0.0),
         );
     plot.y_include = vec![0.0];
@@ -337,7 +337,7 @@ fn turns(data: &RunData) -> Plot {
         .with(
             "largest",
             Color::Gray,
-            Style::Line,
+            Style::Thin,
             metric(data, &keys::NUM_TURNS_MAX, 0.0),
         );
     plot.y_include = vec![0.0];
