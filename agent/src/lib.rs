@@ -1,16 +1,26 @@
 //! The sampler policy mu: tokenizer, templates, FP8 engine, rollouts.
+//!
+//! Data flow: a [`LoadedModel`] gives [`Weights`], a tokenizer and a [`Renderer`]; an [`Engine`] quantises the weights and writes
+//! turns; [`rollout_groups`] plays environments with it and records [`Trajectory`]s in [`Group`]s.
+//!
+//! Invariants: an episode's ids only grow, and what was sampled is never decoded and encoded again. The arrays of [`Tokens`]
+//! cannot disagree. Every draw is a function of `(seed, task, sample, turn)`, and no bit depends on concurrency, batch or threads.
+//!
+//! Deliberately absent: gradients, and sampling that cuts the support (top-p, top-k), whose log-probs would not be those of the
+//! trainer's distribution.
 
 pub mod dialect;
 pub mod engine;
 pub mod model;
 pub mod policy;
+pub mod quant;
 pub mod rollout;
 pub mod tokenizer;
 pub mod trajectory;
 
-pub use dialect::Renderer;
-pub use engine::{Engine, EngineConfig, Precision};
-pub use model::{LoadedModel, ModelConfig, ModelError, Weights};
+pub use dialect::{Renderer, renderer};
+pub use engine::{Engine, EngineConfig, EngineStats, Precision};
+pub use model::{LoadedModel, ModelConfig, ModelError, ModelInfo, Weights};
 pub use policy::{Policy, PolicyError, SampledTurn, Sampling, TurnRequest};
 pub use rollout::{RolloutConfig, RolloutContext, rollout_groups};
 pub use trajectory::{Group, PROMPT_TURN, Tokens, Trajectory};

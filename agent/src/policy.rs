@@ -50,3 +50,38 @@ pub trait Policy: Send + Sync {
     /// The episode is over: its cache can go.
     fn release(&self, episode: u64);
 }
+
+/// A policy that writes turns a function chooses, with log-prob 0: for tests and replays.
+///
+/// The function sees the context and gives the turn's ids; those beyond the budget are cut.
+pub struct Scripted<F> {
+    turn: F,
+    stop_ids: Vec<u32>,
+}
+
+impl<F: Fn(&[u32]) -> Vec<u32> + Send + Sync> Scripted<F> {
+    /// A policy that answers a context with `turn(context)`.
+    pub fn new(stop_ids: &[u32], turn: F) -> Self {
+        Self {
+            turn,
+            stop_ids: stop_ids.to_vec(),
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl<F: Fn(&[u32]) -> Vec<u32> + Send + Sync> Policy for Scripted<F> {
+    async fn sample(&self, request: TurnRequest) -> Result<SampledTurn, PolicyError> {
+        let mut ids = (self.turn)(&request.context);
+        ids.truncate(request.max_tokens);
+        Ok(SampledTurn {
+            logprobs: vec![0.0; ids.len()],
+            truncated: !ids.last().is_some_and(|id| self.stop_ids.contains(id)),
+            ids,
+            policy_version: 0,
+            weights_hash: "scripted".to_owned(),
+        })
+    }
+
+    fn release(&self, _episode: u64) {}
+}

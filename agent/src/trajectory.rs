@@ -26,7 +26,12 @@ struct RawTokens {
 
 impl From<Tokens> for RawTokens {
     fn from(t: Tokens) -> Self {
-        Self { ids: t.ids, loss_mask: t.loss_mask, sampler_logprobs: t.sampler_logprobs, turn: t.turn }
+        Self {
+            ids: t.ids,
+            loss_mask: t.loss_mask,
+            sampler_logprobs: t.sampler_logprobs,
+            turn: t.turn,
+        }
     }
 }
 
@@ -43,7 +48,12 @@ impl TryFrom<RawTokens> for Tokens {
                 raw.turn.len()
             ));
         }
-        Ok(Self { ids: raw.ids, loss_mask: raw.loss_mask, sampler_logprobs: raw.sampler_logprobs, turn: raw.turn })
+        Ok(Self {
+            ids: raw.ids,
+            loss_mask: raw.loss_mask,
+            sampler_logprobs: raw.sampler_logprobs,
+            turn: raw.turn,
+        })
     }
 }
 
@@ -61,7 +71,11 @@ impl Tokens {
     /// # Panics
     /// When the two slices differ in length.
     pub fn push_sampled(&mut self, ids: &[u32], sampler_logprobs: &[f32], turn: u16) {
-        assert_eq!(ids.len(), sampler_logprobs.len(), "one log-prob for every sampled token");
+        assert_eq!(
+            ids.len(),
+            sampler_logprobs.len(),
+            "one log-prob for every sampled token"
+        );
         self.ids.extend_from_slice(ids);
         self.loss_mask.resize(self.ids.len(), true);
         self.sampler_logprobs.extend_from_slice(sampler_logprobs);

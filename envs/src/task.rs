@@ -1,17 +1,24 @@
-//! A task file and its rows.
+//! One problem, rendered, and what the rows of its file share.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mipu_sandbox::Sandbox;
+use mipu_sandbox::{Policy, Sandbox, SandboxError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::diagnostic::{Diagnostic, from_yaml_file, suggestion};
 use crate::env::Env;
-use crate::message::Reply;
+use crate::message::{Message, Role, ToolSpec};
+use crate::script::{Demonstrator, Missing, Script};
+use crate::spec::{ScriptSource, TaskFile};
+use crate::template::{Fields, RenderError, Template};
+use crate::tool_env::ToolEnv;
+use crate::tools::Tool;
 
 /// Which part of a task's rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
     /// Rows the policy is trained on.
@@ -22,10 +29,27 @@ pub enum Split {
     Test,
 }
 
-/// A task file could not be read or is not valid; the message has file, line, column, snippet and hint.
+/// A task file could not be loaded.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct TaskError(pub String);
+pub enum TaskError {
+    /// The file is not valid; the message has line, column, snippet and hint.
+    #[error(transparent)]
+    Invalid(#[from] Box<Diagnostic>),
+    /// The sandbox could not run the file's data generator.
+    #[error("{}: the sandbox failed: {source}", path.display())]
+    Sandbox {
+        /// The task file.
+        path: PathBuf,
+        /// What failed.
+        source: SandboxError,
+    },
+}
+
+impl From<Diagnostic> for TaskError {
+    fn from(diagnostic: Diagnostic) -> Self {
+        Self::Invalid(Box::new(diagnostic))
+    }
+}
 
 /// One problem: a row of a task file, rendered. Valid by construction.
 #[derive(Clone, Debug)]
@@ -34,6 +58,8 @@ pub struct Task {
     pub id: String,
     /// The row's fields.
     pub row: Map<String, Value>,
+    /// The rendered system text.
+    pub system: Option<String>,
     /// The rendered instruction.
     pub instruction: String,
     /// The split it belongs to.
@@ -47,67 +73,180 @@ pub struct Task {
 pub struct TaskSpec {
     /// Name of the task file.
     pub name: String,
+    /// One sentence for people.
+    pub description: String,
     /// Turn limit.
     pub max_turns: usize,
     /// Token limit of an episode (prompt and observations included).
     pub max_tokens: usize,
+    /// Tools as the agent sees them.
+    pub tools: Vec<ToolSpec>,
+    pub(crate) toolbox: Vec<Tool>,
+    pub(crate) file: TaskFile,
+    pub(crate) path: PathBuf,
+    pub(crate) text: String,
+    solution: Option<Script>,
+    demonstration: Option<Script>,
 }
 
-/// The rows of one or several task files, by split.
-#[derive(Clone, Debug)]
-pub struct TaskSet {
-    /// Rows for training.
-    pub train: Vec<Arc<Task>>,
-    /// Rows for the gate.
-    pub validation: Vec<Arc<Task>>,
-    /// Rows for evaluation.
-    pub test: Vec<Arc<Task>>,
-    /// blake3 over the content of every file and row.
-    pub content_hash: String,
-}
-
-impl TaskSet {
-    /// Loads task files; generators run in the sandbox.
+impl TaskSpec {
+    /// Reads and checks a task file (not its rows).
     ///
     /// # Errors
-    /// On an invalid file or overlapping splits.
-    pub async fn load(_paths: &[impl AsRef<Path>], _sandbox: &Sandbox, _seed: u64) -> Result<Self, TaskError> {
-        unimplemented!()
+    /// On an invalid file.
+    pub fn read(path: &Path) -> Result<Self, TaskError> {
+        let (file, text): (TaskFile, String) = from_yaml_file(path)?;
+        let toolbox: Vec<Tool> = file.tools.iter().flat_map(Tool::of).collect();
+        let spec = Self {
+            name: file.name.as_str().to_owned(),
+            description: file.description.clone(),
+            max_turns: file.limits.max_turns.get(),
+            max_tokens: file.limits.max_tokens.get(),
+            tools: toolbox.iter().map(Tool::spec).collect(),
+            solution: file.solution.clone().map(|source| Script::new(source, "solve")),
+            demonstration: file
+                .demonstration
+                .clone()
+                .map(|source| Script::new(source, "demonstrate")),
+            toolbox,
+            file,
+            path: path.to_owned(),
+            text,
+        };
+        spec.check_tools()?;
+        Ok(spec)
     }
 
-    /// The rows of one split.
-    pub fn split(&self, split: Split) -> &[Arc<Task>] {
-        match split {
-            Split::Train => &self.train,
-            Split::Validation => &self.validation,
-            Split::Test => &self.test,
+    /// Limits of every interpreter of an episode.
+    pub(crate) fn policy(&self) -> Policy {
+        let limits = &self.file.limits;
+        Policy {
+            deadline: limits.timeout_sec.duration(),
+            memory_bytes: limits.memory_mb.get() << 20,
+            ..Policy::default()
         }
+    }
+
+    /// Checks every template against the fields of a row.
+    pub(crate) fn check_templates(&self, row: &Map<String, Value>) -> Result<(), TaskError> {
+        let plain = Fields::of(row);
+        let file = &self.file;
+        let opening = std::iter::once(&file.instruction)
+            .chain(&file.system)
+            .chain(file.workspace.values());
+        for template in opening {
+            template.check(&plain).map_err(|error| self.at(&error))?;
+        }
+        let tests = self.toolbox.iter().filter_map(|tool| match tool {
+            Tool::RunTests(tests) => Some(tests),
+            _ => None,
+        });
+        let mut rules = Vec::new();
+        tests.for_each(|tests| tests.templates(&mut rules));
+        file.reward.rule.templates(&mut rules);
+        let with_answer = Fields::with(row, "answer", "");
+        for (template, reads_answer) in rules {
+            template
+                .check(if reads_answer { &with_answer } else { &plain })
+                .map_err(|error| self.at(&error))?;
+        }
+        let observed = Fields::with(row, "observation", "");
+        for template in [&file.solution, &file.demonstration]
+            .into_iter()
+            .flatten()
+            .flat_map(script_templates)
+        {
+            template.check(&observed).map_err(|error| self.at(&error))?;
+        }
+        Ok(())
+    }
+
+    /// An error at a template's place in the file.
+    pub(crate) fn at(&self, error: &RenderError) -> TaskError {
+        Diagnostic::at(&self.path, &self.text, error.place, error.message.clone())
+            .with_hint(error.hint.clone())
+            .into()
+    }
+
+    fn check_tools(&self) -> Result<(), TaskError> {
+        let mut names: Vec<&str> = self.tools.iter().map(|tool| tool.name.as_str()).collect();
+        names.sort_unstable();
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Diagnostic::whole(&self.path, format!("tool `{}` is listed twice", pair[0])).into());
+        }
+        names.push("answer");
+        for turns in [&self.file.solution, &self.file.demonstration]
+            .into_iter()
+            .flatten()
+        {
+            let ScriptSource::Turns(turns) = turns else {
+                continue;
+            };
+            if let Some(turn) = turns.iter().find(|turn| !names.contains(&turn.head.as_str())) {
+                let message = format!(
+                    "the script calls `{}`, which is not a tool of this task",
+                    turn.head
+                );
+                let hint = suggestion(&turn.head, names.iter().copied());
+                return Err(Diagnostic::at(&self.path, &self.text, turn.place(), message)
+                    .with_hint(hint)
+                    .into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn script_templates(source: &ScriptSource) -> Vec<&Template> {
+    match source {
+        ScriptSource::Turns(turns) => turns.iter().flat_map(|turn| turn.body.templates()).collect(),
+        ScriptSource::Python(_) => Vec::new(),
     }
 }
 
 impl Task {
     /// Builds a fresh environment for one episode; `seed` rules its randomness.
-    pub fn env(self: &Arc<Self>, _sandbox: &Sandbox, _seed: u64) -> Box<dyn Env> {
-        unimplemented!()
+    pub fn env(self: &Arc<Self>, sandbox: &Sandbox, seed: u64) -> Box<dyn Env> {
+        Box::new(ToolEnv::new(Arc::clone(self), sandbox.clone(), seed))
     }
 
     /// Plays the reference `solution`.
-    pub fn solution(self: &Arc<Self>, _sandbox: &Sandbox, _seed: u64) -> Box<dyn Demonstrator> {
-        unimplemented!()
+    pub fn solution(self: &Arc<Self>, sandbox: &Sandbox, seed: u64) -> Box<dyn Demonstrator> {
+        match &self.spec.solution {
+            Some(script) => script.play(self, sandbox, seed),
+            None => Box::new(Missing("solution")),
+        }
     }
 
     /// Plays the (possibly imperfect) `demonstration` used for the warm start; the `solution` where the task has none.
-    pub fn demonstration(self: &Arc<Self>, _sandbox: &Sandbox, _seed: u64) -> Box<dyn Demonstrator> {
-        unimplemented!()
+    pub fn demonstration(self: &Arc<Self>, sandbox: &Sandbox, seed: u64) -> Box<dyn Demonstrator> {
+        match &self.spec.demonstration {
+            Some(script) => script.play(self, sandbox, seed),
+            None => self.solution(sandbox, seed),
+        }
     }
-}
 
-/// Writes turns that react to observations (a `busy` tool is retried), as a scripted agent.
-#[async_trait::async_trait]
-pub trait Demonstrator: Send {
-    /// The next turn, given the observations of the last one (empty at first).
-    ///
-    /// # Errors
-    /// When the script itself failed.
-    async fn next(&mut self, observations: &[crate::message::Message]) -> Result<Reply, crate::env::Unscored>;
+    /// The opening messages of an episode.
+    pub fn opening(&self) -> Vec<Message> {
+        let system = self
+            .system
+            .iter()
+            .map(|text| Message::new(Role::System, text.as_str()));
+        system
+            .chain(std::iter::once(Message::new(
+                Role::User,
+                self.instruction.as_str(),
+            )))
+            .collect()
+    }
+
+    /// The files of the episode directory at the start.
+    pub(crate) fn workspace(&self) -> Result<BTreeMap<String, Vec<u8>>, RenderError> {
+        let fields = Fields::of(&self.row);
+        let render = |template: &Template| template.render(&fields).map(String::into_bytes);
+        let files = self.spec.file.workspace.iter();
+        files
+            .map(|(path, template)| Ok((path.as_str().to_owned(), render(template)?)))
+            .collect()
+    }
 }

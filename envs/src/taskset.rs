@@ -1,0 +1,160 @@
+//! The rows of one or several task files, split by content and ordered by seed.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use mipu_sandbox::Sandbox;
+use rand::seq::SliceRandom;
+
+use crate::data::{self, Row};
+use crate::diagnostic::Diagnostic;
+use crate::seed::{self, Purpose};
+use crate::spec::SplitShares;
+use crate::task::{Split, Task, TaskError, TaskSpec};
+use crate::template::{Fields, RenderError};
+
+/// The rows of one or several task files, by split.
+///
+/// A row's split depends on the content of its prompt alone (system, instruction and files), so rows that look the same to the agent
+/// never stand on two sides, whatever the seed, the number of rows or their order.
+#[derive(Clone, Debug)]
+pub struct TaskSet {
+    /// Rows for training.
+    pub train: Vec<Arc<Task>>,
+    /// Rows for the gate.
+    pub validation: Vec<Arc<Task>>,
+    /// Rows for evaluation.
+    pub test: Vec<Arc<Task>>,
+    /// blake3 over the content of every file and row.
+    pub content_hash: String,
+    /// What a person should know: duplicates dropped, fewer rows than asked.
+    pub warnings: Vec<String>,
+}
+
+impl TaskSet {
+    /// Loads task files; generators run in the sandbox.
+    ///
+    /// # Errors
+    /// On an invalid file or overlapping splits.
+    pub async fn load(paths: &[impl AsRef<Path>], sandbox: &Sandbox, seed: u64) -> Result<Self, TaskError> {
+        let mut hasher = blake3::Hasher::new();
+        let mut set = Self {
+            train: Vec::new(),
+            validation: Vec::new(),
+            test: Vec::new(),
+            content_hash: String::new(),
+            warnings: Vec::new(),
+        };
+        let mut homes: HashMap<blake3::Hash, Split> = HashMap::new();
+        let mut names: Vec<String> = Vec::new();
+        for path in paths.iter().map(AsRef::as_ref) {
+            let spec = Arc::new(TaskSpec::read(path)?);
+            if names.contains(&spec.name) {
+                let message = format!(
+                    "the name `{}` is that of another task file of this set",
+                    spec.name
+                );
+                return Err(Diagnostic::whole(path, message).into());
+            }
+            names.push(spec.name.clone());
+            hasher.update(blake3::hash(spec.text.as_bytes()).as_bytes());
+            let rows = data::load(&spec.file.data, path, &spec.text, sandbox, seed).await?;
+            for warning in rows.warnings {
+                tracing::warn!(task = %spec.name, "{warning}");
+                set.warnings.push(format!("{}: {warning}", path.display()));
+            }
+            if let Some(first) = rows.rows.first() {
+                spec.check_templates(&first.fields)?;
+            }
+            for row in rows.rows {
+                hasher.update(row.hash.as_bytes());
+                let (task, prompt) = build(&spec, row).map_err(|error| spec.at(&error))?;
+                let home = *homes.entry(prompt).or_insert(task.split);
+                if home != task.split {
+                    let message = format!(
+                        "splits overlap: {:?} is in {home:?} and {:?}",
+                        task.instruction, task.split
+                    );
+                    let hint = "give the task files the same `split`".to_owned();
+                    return Err(Diagnostic::whole(path, message).with_hint(hint).into());
+                }
+                set.split_mut(task.split).push(Arc::new(task));
+            }
+        }
+        for (index, split) in [Split::Train, Split::Validation, Split::Test]
+            .into_iter()
+            .enumerate()
+        {
+            set.split_mut(split)
+                .shuffle(&mut seed::stream(seed, Purpose::Order, &[index as u64]));
+        }
+        set.content_hash = hasher.finalize().to_hex().to_string();
+        Ok(set)
+    }
+
+    /// The rows of one split.
+    pub fn split(&self, split: Split) -> &[Arc<Task>] {
+        match split {
+            Split::Train => &self.train,
+            Split::Validation => &self.validation,
+            Split::Test => &self.test,
+        }
+    }
+
+    fn split_mut(&mut self, split: Split) -> &mut Vec<Arc<Task>> {
+        match split {
+            Split::Train => &mut self.train,
+            Split::Validation => &mut self.validation,
+            Split::Test => &mut self.test,
+        }
+    }
+}
+
+/// The task of a row, and the hash of what the agent sees of it.
+fn build(spec: &Arc<TaskSpec>, row: Row) -> Result<(Task, blake3::Hash), RenderError> {
+    let fields = Fields::of(&row.fields);
+    let instruction = spec.file.instruction.render(&fields)?;
+    let system = spec
+        .file
+        .system
+        .as_ref()
+        .map(|template| template.render(&fields))
+        .transpose()?;
+    let mut task = Task {
+        id: format!("{}/{}", spec.name, &row.hash.to_hex()[..16]),
+        row: row.fields,
+        system,
+        instruction,
+        split: Split::Train,
+        spec: Arc::clone(spec),
+    };
+    let mut hasher = blake3::Hasher::new();
+    let mut part = |text: &[u8]| {
+        hasher.update(&(text.len() as u64).to_le_bytes()).update(text);
+    };
+    part(task.system.as_deref().unwrap_or_default().as_bytes());
+    part(task.instruction.as_bytes());
+    for (path, content) in task.workspace()? {
+        part(path.as_bytes());
+        part(&content);
+    }
+    let prompt = hasher.finalize();
+    task.split = split_of(&prompt, spec.file.split);
+    Ok((task, prompt))
+}
+
+/// The split of a prompt: its hash, read as a number in [0, 1), against the shares.
+fn split_of(prompt: &blake3::Hash, shares: SplitShares) -> Split {
+    let head = prompt.as_bytes()[..8]
+        .try_into()
+        .expect("a blake3 hash has 32 bytes");
+    let position = u64::from_le_bytes(head) as f64 / 2f64.powi(64);
+    if position < shares.test.get() {
+        Split::Test
+    } else if position < shares.test.get() + shares.validation.get() {
+        Split::Validation
+    } else {
+        Split::Train
+    }
+}
