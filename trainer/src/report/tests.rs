@@ -95,6 +95,12 @@ fn write_run(dir: &Path, steps: u64, finished: bool) {
         "seed: 7\nmodel: models/tiny\ntasks: [tasks/calc.yaml]\nalgorithm:\n  gate: { mipu: { c: { start: 1.5e-3, end: 5.0e-4, anneal_steps: 100 } } }\n  correction: tis\n",
     )
     .unwrap();
+    std::fs::create_dir(dir.join("eval")).unwrap();
+    std::fs::write(
+        dir.join("eval/step-000000.json"),
+        r#"{"mean_return": 0.547, "standard_error": 0.02}"#,
+    )
+    .unwrap();
     let mut ledger = Ledger::create(&dir.join("ledger.jsonl")).unwrap();
     let mut metrics = MetricsWriter::open(&dir.join("metrics.jsonl"), 0).unwrap();
     let (mut weights, mut accepted) = (0, 0);
@@ -104,7 +110,6 @@ fn write_run(dir: &Path, steps: u64, finished: bool) {
             task_hash: hash(1001),
             weights_hash: hash(0),
             seed: 7,
-            mu_before: Some(0.547),
         }))
         .unwrap();
     for t in 0..steps {
@@ -256,7 +261,7 @@ fn write_run(dir: &Path, steps: u64, finished: bool) {
     ] {
         let _ = writeln!(lines, "{line}");
     }
-    std::fs::write(trajectories.join("step-000039.jsonl"), lines).unwrap();
+    std::fs::write(trajectories.join("train-000040.jsonl"), lines).unwrap();
 }
 
 /// Fails unless every tag is closed in order and every attribute is quoted.
@@ -398,7 +403,7 @@ fn a_run_in_progress_or_crashed_gets_a_page_with_notes() {
     };
     torn("metrics.jsonl");
     torn("ledger.jsonl");
-    torn("trajectories/step-000039.jsonl");
+    torn("trajectories/train-000040.jsonl");
     let html = report(dir.path());
     assert_well_formed(&html);
     for told in [
