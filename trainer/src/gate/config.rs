@@ -5,6 +5,8 @@ use std::num::NonZeroU32;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::number::{NonNegative, Share};
+
 /// The gate, by name: `gate: never`, `gate: { mipu: { c: { start: 1.5e-3, end: 5.0e-4, anneal_steps: 100 } } }`.
 ///
 /// Default: `mipu` with its defaults.
@@ -117,7 +119,7 @@ impl Default for SignificantGate {
     fn default() -> Self {
         Self {
             c: Threshold::default(),
-            alpha: Share(0.05),
+            alpha: Share::literal(0.05),
             every: ONE,
             on_undefined: OnUndefined::Accept,
         }
@@ -137,7 +139,7 @@ pub struct RewardDropGate {
 impl Default for RewardDropGate {
     fn default() -> Self {
         Self {
-            standard_errors: NonNegative(1.0),
+            standard_errors: NonNegative::literal(1.0),
             every: ONE,
         }
     }
@@ -156,7 +158,7 @@ pub struct RandomGate {
 impl Default for RandomGate {
     fn default() -> Self {
         Self {
-            reject_rate: Share(0.1),
+            reject_rate: Share::literal(0.1),
             every: ONE,
         }
     }
@@ -299,66 +301,6 @@ impl TryFrom<RawThreshold> for Threshold {
     }
 }
 
-/// A number in [0, 1].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "f64", into = "f64")]
-pub struct Share(f64);
-
-impl Share {
-    /// The number.
-    pub fn get(self) -> f64 {
-        self.0
-    }
-}
-
-impl TryFrom<f64> for Share {
-    type Error = String;
-
-    fn try_from(value: f64) -> Result<Self, String> {
-        if (0.0..=1.0).contains(&value) {
-            Ok(Self(value))
-        } else {
-            Err(format!("must lie in [0, 1]; got {value}"))
-        }
-    }
-}
-
-impl From<Share> for f64 {
-    fn from(share: Share) -> Self {
-        share.0
-    }
-}
-
-/// A finite number that is at least 0.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "f64", into = "f64")]
-pub struct NonNegative(f64);
-
-impl NonNegative {
-    /// The number.
-    pub fn get(self) -> f64 {
-        self.0
-    }
-}
-
-impl TryFrom<f64> for NonNegative {
-    type Error = String;
-
-    fn try_from(value: f64) -> Result<Self, String> {
-        if value.is_finite() && value >= 0.0 {
-            Ok(Self(value))
-        } else {
-            Err(format!("must be at least 0; got {value}"))
-        }
-    }
-}
-
-impl From<NonNegative> for f64 {
-    fn from(value: NonNegative) -> Self {
-        value.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -398,7 +340,7 @@ mod tests {
             ("mipu: { c: { relative: 2, start: 1 } }", "not both"),
             ("mipu: { c: {} }", "c needs `start`"),
             ("mipu: { c: { start: -1 } }", "c.start must be at least 0; got -1"),
-            ("mipu_significant: { alpha: 1.5 }", "must lie in [0, 1]; got 1.5"),
+            ("mipu_significant: { alpha: 1.5 }", "must be in [0, 1]; got 1.5"),
             ("mipu: { cc: 1 }", "cc"),
             ("mipu: { every: 0 }", "every"),
         ] {

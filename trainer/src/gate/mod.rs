@@ -20,8 +20,7 @@ use rand::RngExt;
 use serde::{Deserialize, Serialize};
 
 pub use config::{
-    EXTENSIONS, GateConfig, MipuGate, NonNegative, OnUndefined, RandomGate, RewardDropGate, Share,
-    SignificantGate, Threshold,
+    EXTENSIONS, GateConfig, MipuGate, OnUndefined, RandomGate, RewardDropGate, SignificantGate, Threshold,
 };
 pub use permutation::{EXACT_LIMIT, MONTE_CARLO_DRAWS};
 pub use statistic::{Estimate, Statistic, ValidationEpisode, measure, rho};

@@ -4,6 +4,7 @@ use rand::RngExt;
 use serde::Deserialize;
 
 use super::*;
+use crate::number::Share;
 
 /// GRPO advantages written from their definition, so that these tests depend on no other module.
 fn grpo(returns: &[f64]) -> Vec<f64> {
@@ -310,7 +311,7 @@ fn a_ratio_that_is_not_finite_rejects_under_every_gate() {
         for config in [
             GateConfig::default(),
             GateConfig::Random(RandomGate {
-                reject_rate: Share::try_from(0.0).unwrap(),
+                reject_rate: Share::literal(0.0),
                 ..RandomGate::default()
             }),
             GateConfig::RewardDrop(RewardDropGate::default()),
@@ -330,7 +331,7 @@ fn a_ratio_that_is_not_finite_rejects_under_every_gate() {
 #[test]
 fn the_random_gate_rejects_at_its_rate_and_replays() {
     let config = GateConfig::Random(RandomGate {
-        reject_rate: Share::try_from(0.25).unwrap(),
+        reject_rate: Share::literal(0.25),
         ..RandomGate::default()
     });
     let coin = |seed, attempt| {

@@ -33,7 +33,7 @@ impl Entry {
 }
 
 /// What a run was started from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunStart {
     /// blake3 of the resolved configuration.
@@ -44,8 +44,6 @@ pub struct RunStart {
     pub weights_hash: String,
     /// Run seed.
     pub seed: u64,
-    /// Held-out J(mu) of those weights, when evaluated.
-    pub mu_before: Option<f64>,
 }
 
 /// One attempted step.

@@ -48,7 +48,6 @@ fn entries() -> Vec<Entry> {
             task_hash: "7a".into(),
             weights_hash: "aa".into(),
             seed: 7,
-            mu_before: Some(0.5),
         }),
         step(0, -2e-4),
         Entry::Checkpoint(Checkpoint {

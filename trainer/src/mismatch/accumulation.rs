@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Scored, Slice, diagnose};
-use crate::statistics::{clustered_mean, effective_share, line, mean, sum_squares};
+use crate::statistics::{clustered_mean, effective_share, line, mean, sum_squares, variance};
 
 /// Episodes that must reach a horizon for it to enter a fit or a variance: fewer say nothing about a spread.
 pub const MIN_ALIVE: usize = 8;
@@ -59,6 +59,8 @@ pub struct Point {
     pub variance: Option<f64>,
     /// Mean `e^S` over all episodes; 1 in expectation.
     pub weight_mean: f64,
+    /// Its standard error, underestimated when few episodes carry the weight; `None` with fewer than two.
+    pub weight_mean_se: Option<f64>,
     /// `1 / mean((w / mean w)^2)` of the sequence weights `e^S`, all episodes.
     pub ess: Option<f64>,
     /// Share of all episodes whose weight lies outside [`WEIGHT_RANGE`].
@@ -153,14 +155,15 @@ fn points(paths: &[Vec<f64>]) -> Vec<Point> {
             .iter()
             .filter(|w| **w < WEIGHT_RANGE.0 || **w > WEIGHT_RANGE.1)
             .count();
-        let variance = (alive.len() >= 2).then(|| sum_squares(&alive) / (alive.len() - 1) as f64);
+        let spread = variance(&alive);
         Some(Point {
             n,
             alive: alive.len(),
             mean: mean(&alive)?,
-            mean_se: variance.map(|v| (v / alive.len() as f64).sqrt()),
-            variance,
+            mean_se: spread.map(|v| (v / alive.len() as f64).sqrt()),
+            variance: spread,
             weight_mean: mean(&weights)?,
+            weight_mean_se: variance(&weights).map(|v| (v / weights.len() as f64).sqrt()),
             ess: effective_share(&stopped),
             share_outside: outside as f64 / paths.len() as f64,
         })

@@ -32,7 +32,7 @@ pub struct Diagnostics {
 }
 
 /// Mismatch over all tokens of a step; `d = log pi - log mu`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
     /// Mean `-d`: unbiased for KL(mu || pi), can be negative.
     pub k1: f64,

@@ -218,7 +218,7 @@ fn a_small_bias_times_a_long_episode_is_warned_about() {
 fn equal_policies_have_no_mismatch_and_no_alarm() {
     let episodes = sampled(3, &MU, &MU);
     let found = diagnose(&views(&episodes));
-    let totals = found.totals.clone().unwrap();
+    let totals = found.totals.unwrap();
     assert!(found.alarms.is_empty());
     assert!(totals.k3.abs() < 1e-15 && (totals.ess_seq.unwrap() - 1.0).abs() < 1e-12);
     let report = accumulate("equal", &views(&episodes));
@@ -247,7 +247,7 @@ fn nothing_sampled_is_no_number() {
         trainer: vec![],
         turn: vec![],
     };
-    let found = diagnose(&views(&[empty.clone()]));
+    let found = diagnose(&views(std::slice::from_ref(&empty)));
     assert!(found.totals.is_none() && found.alarms.is_empty() && found.episodes == 0);
     assert!(found.metrics().iter().all(|(_, v)| v.is_finite()));
     let report = accumulate("", &views(&[empty]));

@@ -18,8 +18,9 @@ impl Axis {
     pub(super) fn new(log: bool, range: (f64, f64), count: usize, whole: bool) -> Self {
         let decades = range.1 - range.0;
         let ticks = match log {
-            true if decades >= 2.0 => decade_ticks(range, count),
-            true if decades >= 0.7 => mantissa_ticks(range),
+            true if decades >= 3.0 => decade_ticks(range, count),
+            true if decades >= 1.4 => mantissa_ticks(range, &[1, 3]),
+            true if decades >= 0.7 => mantissa_ticks(range, &[1, 2, 5]),
             true => {
                 // Under half a decade a logarithmic axis is nearly linear, and so are its ticks.
                 let values = linear_ticks((10f64.powf(range.0), 10f64.powf(range.1)), count, whole);
@@ -126,10 +127,14 @@ fn decade_ticks((low, high): (f64, f64), count: usize) -> Vec<(f64, String)> {
         .collect()
 }
 
-/// 1, 2 and 5 times powers of ten.
-fn mantissa_ticks((low, high): (f64, f64)) -> Vec<(f64, String)> {
+/// The given multiples of powers of ten.
+fn mantissa_ticks((low, high): (f64, f64), mantissas: &[i32]) -> Vec<(f64, String)> {
     let decades = low.floor() as i32..=high.floor() as i32;
-    let all = decades.flat_map(|e| [1, 2, 5].map(|m| (f64::from(m).log10() + f64::from(e), power(m, e))));
+    let all = decades.flat_map(|e| {
+        mantissas
+            .iter()
+            .map(move |&m| (f64::from(m).log10() + f64::from(e), power(m, e)))
+    });
     all.filter(|(at, _)| (low..=high).contains(at)).collect()
 }
 
@@ -172,9 +177,10 @@ mod tests {
                 "1.00e-3 1.05e-3 1.10e-3 1.15e-3 1.20e-3",
             ),
             (true, (-6.2, -0.9), false, "1e-6 1e-5 1e-4 1e-3 0.01 0.1"),
-            (true, (-2.1, -0.4), false, "0.01 0.02 0.05 0.1 0.2"),
+            (true, (-2.1, -0.4), false, "0.01 0.03 0.1 0.3"),
+            (true, (-2.1, -0.9), false, "0.01 0.02 0.05 0.1"),
             (true, (-3.45, -3.1), false, "4e-4 5e-4 6e-4 7e-4"),
-            (true, (-0.1, 2.5), true, "1 10 100"),
+            (true, (-0.1, 2.5), true, "1 3 10 30 100 300"),
         ] {
             assert_eq!(labels(log, range, whole), expected, "{range:?}");
         }

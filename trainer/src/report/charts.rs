@@ -58,30 +58,14 @@ fn metric(data: &RunData, key: &Key, shift: f64) -> Vec<Dot> {
 }
 
 fn reward(data: &RunData) -> Plot {
-    let mut held_out = metric(data, &keys::REWARD_HELD_OUT, 1.0);
-    let before = data
-        .start()
-        .and_then(|s| s.mu_before)
-        .or_else(|| data.end().and_then(|e| e.mu_before));
-    if let Some(y) = before {
-        held_out.insert(
-            0,
-            Dot {
-                x: 0.0,
-                y,
-                title: Some(format!("before step 0: held out {}", number(y))),
-            },
-        );
-    }
-    if let Some((end, y)) = data.end().and_then(|e| Some((e, e.mu_after?))) {
-        let x = end.steps as f64;
-        held_out.retain(|d| d.x < x);
-        held_out.push(Dot {
-            x,
-            y,
-            title: Some(format!("final weights: held out {}", number(y))),
-        });
-    }
+    let held_out = data.held_out.iter().map(|(step, y)| {
+        let title = format!("after {step} attempted steps: held out {}", number(*y));
+        Dot {
+            x: *step as f64,
+            y: *y,
+            title: Some(title),
+        }
+    });
     Plot::new(
         "Reward of mu",
         "Mean return of episodes sampled by the quantised engine that would be deployed. Validation is that of each step's candidate, kept or not.",
@@ -89,7 +73,7 @@ fn reward(data: &RunData) -> Plot {
     )
     .with("train", Color::Blue, Style::Line, metric(data, &keys::REWARD_MEAN, 0.0))
     .with("validation", Color::Gray, Style::Thin, metric(data, &keys::REWARD_VALIDATION, 1.0))
-    .with("held out", Color::Orange, Style::LineDots, held_out)
+    .with("held out", Color::Orange, Style::LineDots, held_out.collect())
 }
 
 fn gate(data: &RunData) -> Plot {
@@ -193,7 +177,7 @@ fn mismatch(data: &RunData) -> Vec<Plot> {
         .with(
             "largest",
             Color::Gray,
-            Style::Line,
+            Style::Thin,
             metric(data, &keys::MISMATCH_ABS_LOGP_DIFF_MAX, 0.0),
         );
     gap.log_y = true;
@@ -319,7 +303,7 @@ fn length(data: &RunData) -> Plot {
         .with(
             "largest",
             Color::Gray,
-            Style::Line,
+            Style::Thin,
             metric(data, &keys::RESPONSE_LENGTH_MAX, 0.0),
         );
     plot.y_include = vec![0.0];
@@ -337,7 +321,7 @@ fn turns(data: &RunData) -> Plot {
         .with(
             "largest",
             Color::Gray,
-            Style::Line,
+            Style::Thin,
             metric(data, &keys::NUM_TURNS_MAX, 0.0),
         );
     plot.y_include = vec![0.0];

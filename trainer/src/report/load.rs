@@ -1,13 +1,15 @@
 //! A run directory as far as it can be read: whatever is missing or torn becomes a note on the page, never an error.
 
-use std::path::Path;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use mipu_agent::Tokens;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::ledger::{self, Entry, Line, RunEnd, RunStart, Step};
-use crate::metrics::{self, RecordedStep};
+use crate::ledger::{self, Entry, Line, RunEnd, Step};
+use crate::metrics::{self, RecordedStep, keys};
 
 /// Trajectory files searched for examples, newest name first: the last steps are the ones a reader asks about.
 const TRAJECTORY_FILES: usize = 4;
@@ -24,6 +26,8 @@ pub(super) struct RunData {
     pub(super) ledger: Vec<Line>,
     /// The chain breaks after [`Self::ledger`].
     pub(super) fault: Option<String>,
+    /// Held-out J(mu) by the number of attempted steps behind the evaluated weights, from `eval/`.
+    pub(super) held_out: BTreeMap<u64, f64>,
     pub(super) success: Option<Episode>,
     pub(super) failure: Option<Episode>,
     pub(super) notes: Vec<String>,
@@ -74,6 +78,7 @@ impl RunData {
         }
         data.read_metrics(&dir.join("metrics.jsonl"));
         data.read_ledger(&dir.join("ledger.jsonl"));
+        data.read_evaluations(&dir.join("eval"));
         data.read_examples(&dir.join("trajectories"));
         data
     }
@@ -111,16 +116,37 @@ impl RunData {
         }
     }
 
+    /// Evaluations of the run itself, and whatever the records say besides.
+    fn read_evaluations(&mut self, dir: &Path) {
+        #[derive(Deserialize)]
+        struct Evaluation {
+            mean_return: f64,
+        }
+        for path in files(dir, "json") {
+            let found = std::fs::read(&path)
+                .ok()
+                .and_then(|bytes| serde_json::from_slice::<Evaluation>(&bytes).ok());
+            if let (Some(step), Some(evaluation)) = (step_of(&path), found) {
+                self.held_out.insert(step, evaluation.mean_return);
+            }
+        }
+        for step in &self.steps {
+            if let Some(value) = step.get(&keys::REWARD_HELD_OUT) {
+                self.held_out.insert(step.step + 1, value);
+            }
+        }
+        if let Some(end) = self.end().cloned() {
+            self.held_out.extend(end.mu_before.map(|value| (0, value)));
+            self.held_out.extend(end.mu_after.map(|value| (end.steps, value)));
+        }
+    }
+
     /// Picks the best and the worst episode of the newest files, longer ones first among equals: they show the tools at work.
     fn read_examples(&mut self, dir: &Path) {
-        let mut files: Vec<_> = std::fs::read_dir(dir)
-            .into_iter()
-            .flatten()
-            .filter_map(|entry| entry.ok().map(|e| e.path()))
-            .filter(|path| path.extension().is_some_and(|e| e == "jsonl"))
-            .filter(|path| std::fs::metadata(path).is_ok_and(|m| m.len() <= TRAJECTORY_BYTES))
-            .collect();
-        files.sort();
+        let mut files = files(dir, "jsonl");
+        files.retain(|path| std::fs::metadata(path).is_ok_and(|m| m.len() <= TRAJECTORY_BYTES));
+        // The newest step last, and of one step the training episodes after those that validated a candidate.
+        files.sort_by_cached_key(|path| (step_of(path), Reverse(path.clone())));
         for path in files.iter().rev().take(TRAJECTORY_FILES) {
             let text = String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
             let episodes: Vec<Episode> = text
@@ -149,13 +175,6 @@ impl RunData {
         }
     }
 
-    pub(super) fn start(&self) -> Option<&RunStart> {
-        self.ledger.iter().find_map(|line| match &line.entry {
-            Entry::RunStart(start) => Some(start),
-            _ => None,
-        })
-    }
-
     pub(super) fn end(&self) -> Option<&RunEnd> {
         self.ledger.iter().rev().find_map(|line| match &line.entry {
             Entry::RunEnd(end) => Some(end),
@@ -170,6 +189,21 @@ impl RunData {
             _ => None,
         })
     }
+}
+
+/// Files of a directory with this extension, by name; none when there is no directory.
+fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten();
+    let mut files: Vec<PathBuf> = entries.filter_map(|entry| entry.ok().map(|e| e.path())).collect();
+    files.retain(|path| path.extension().is_some_and(|e| e == extension));
+    files.sort();
+    files
+}
+
+/// The number at the end of a file's stem: `train-000040.jsonl` is of step 40.
+fn step_of(path: &Path) -> Option<u64> {
+    let stem = path.file_stem()?.to_str()?;
+    stem.rsplit('-').next()?.parse().ok()
 }
 
 fn run_name(dir: &Path) -> String {

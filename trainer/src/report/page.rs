@@ -111,29 +111,17 @@ fn headline(data: &RunData) -> Markup {
     }
 }
 
-/// J(mu) before and after: on the held-out split when it was evaluated, else on what there is, saying so.
+/// J(mu) before and after: on the held-out split when it was evaluated twice, else on what there is, saying so.
 fn gain(data: &RunData) -> Markup {
-    let before = data
-        .start()
-        .and_then(|s| s.mu_before)
-        .or_else(|| data.end().and_then(|e| e.mu_before));
-    let held_out: Vec<f64> = data
-        .steps
-        .iter()
-        .filter_map(|s| s.get(&keys::REWARD_HELD_OUT))
-        .collect();
-    let after = data
-        .end()
-        .and_then(|e| e.mu_after)
-        .or_else(|| held_out.last().copied());
     let train: Vec<f64> = data
         .steps
         .iter()
         .filter_map(|s| s.get(&keys::REWARD_MEAN))
         .collect();
-    let (pair, context) = match (before.or_else(|| held_out.first().copied()), after) {
-        (Some(before), Some(after)) => (
-            Some((before, after)),
+    let (first, last) = (data.held_out.first_key_value(), data.held_out.last_key_value());
+    let (pair, context) = match first.zip(last) {
+        Some(((first, before), (last, after))) if first < last => (
+            Some((*before, *after)),
             "held-out reward of the sampler, before and after",
         ),
         _ => (

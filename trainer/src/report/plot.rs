@@ -92,7 +92,7 @@ pub(super) enum Style {
     Crosses,
 }
 
-/// A named series.
+/// A series; without a label it has no entry in the legend.
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     pub(super) label: String,
@@ -109,6 +109,9 @@ pub(super) struct Bars {
     /// `(x from, x to, y from, y to)`.
     pub(super) spans: Vec<(f64, f64, f64, f64)>,
 }
+
+/// Pixel position and title of a point to hover.
+type Hit = ((i32, i32), String);
 
 /// A chart.
 #[derive(Clone, Debug, Default)]
@@ -204,7 +207,7 @@ impl Plot {
                 h3 { (self.title) }
                 @if let Some(svg) = svg {
                     ul.legend {
-                        @for series in &self.series {
+                        @for series in self.series.iter().filter(|s| !s.label.is_empty()) {
                             li { i class={ "key " (series.color.name()) " " (key_class(series.style)) } {} (series.label) }
                         }
                         @for bars in &self.bars { li { i class={ "key bar " (bars.color.name()) } {} (bars.label) } }
@@ -242,12 +245,7 @@ impl Plot {
     }
 
     /// Draws into `svg`; returns pixel positions and titles of the points to hover.
-    fn draw(
-        &self,
-        svg: &mut String,
-        x: &Axis,
-        y: &Axis,
-    ) -> Result<Vec<((i32, i32), String)>, Box<dyn std::error::Error>> {
+    fn draw(&self, svg: &mut String, x: &Axis, y: &Axis) -> Result<Vec<Hit>, Box<dyn std::error::Error>> {
         let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
             .margin_top(10)

@@ -95,6 +95,12 @@ fn write_run(dir: &Path, steps: u64, finished: bool) {
         "seed: 7\nmodel: models/tiny\ntasks: [tasks/calc.yaml]\nalgorithm:\n  gate: { mipu: { c: { start: 1.5e-3, end: 5.0e-4, anneal_steps: 100 } } }\n  correction: tis\n",
     )
     .unwrap();
+    std::fs::create_dir(dir.join("eval")).unwrap();
+    std::fs::write(
+        dir.join("eval/step-000000.json"),
+        r#"{"mean_return": 0.547, "standard_error": 0.02}"#,
+    )
+    .unwrap();
     let mut ledger = Ledger::create(&dir.join("ledger.jsonl")).unwrap();
     let mut metrics = MetricsWriter::open(&dir.join("metrics.jsonl"), 0).unwrap();
     let (mut weights, mut accepted) = (0, 0);
@@ -104,7 +110,6 @@ fn write_run(dir: &Path, steps: u64, finished: bool) {
             task_hash: hash(1001),
             weights_hash: hash(0),
             seed: 7,
-            mu_before: Some(0.547),
         }))
         .unwrap();
     for t in 0..steps {
@@ -256,7 +261,7 @@ fn write_run(dir: &Path, steps: u64, finished: bool) {
     ] {
         let _ = writeln!(lines, "{line}");
     }
-    std::fs::write(trajectories.join("step-000039.jsonl"), lines).unwrap();
+    std::fs::write(trajectories.join("train-000040.jsonl"), lines).unwrap();
 }
 
 /// Fails unless every tag is closed in order and every attribute is quoted.
@@ -398,7 +403,7 @@ fn a_run_in_progress_or_crashed_gets_a_page_with_notes() {
     };
     torn("metrics.jsonl");
     torn("ledger.jsonl");
-    torn("trajectories/step-000039.jsonl");
+    torn("trajectories/train-000040.jsonl");
     let html = report(dir.path());
     assert_well_formed(&html);
     for told in [
@@ -445,19 +450,19 @@ fn a_broken_ledger_is_not_hidden() {
     assert!(html.contains("ledger broken") && html.contains("line 4: its bytes do not match its hash"));
 }
 
-/// Teacher-forced gaps of an engine: `sd` of independent noise per token, `persistent` of noise kept for the episode.
-fn engine(label: &str, sd: f32, persistent: f32, seed: u64) -> AccumulationReport {
+/// Teacher-forced gaps of an engine: independent noise of size `sd` per token, `spread` more or less of it in a whole episode. Given an
+/// episode's noise `s`, `d ~ N(-s^2 / 2, s^2)`, so that `E[e^d] = 1` as for any real engine.
+fn engine(label: &str, sd: f32, spread: f32, seed: u64) -> AccumulationReport {
     let mut rng = stream(seed, Purpose::Eval, &[2]);
     let mut owned = Vec::new();
     for _ in 0..96 {
         let tokens = rng.random_range(60..=240usize);
         let mut normal = |sd: f32| sd * ((0..12).map(|_| rng.random::<f32>()).sum::<f32>() - 6.0);
-        let offset = normal(persistent);
+        let noise = sd * normal(spread).exp();
         let sampler: Vec<f32> = (0..tokens).map(|_| normal(0.4) - 0.7).collect();
-        let total = sd * sd + persistent * persistent;
         let trainer: Vec<f32> = sampler
             .iter()
-            .map(|m| m + offset + normal(sd) - total / 2.0)
+            .map(|m| m + normal(noise) - noise * noise / 2.0)
             .collect();
         let turn: Vec<u16> = (0..tokens).map(|t| (t / 24) as u16).collect();
         owned.push((sampler, trainer, turn));
@@ -478,9 +483,9 @@ fn engines_are_compared_on_one_page() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("mismatch.html");
     let reports = [
-        engine("bf16", 0.008, 0.0, 1),
-        engine("fp8 weights", 0.02, 0.004, 2),
-        engine("fp8 weights + activations <b>", 0.045, 0.004, 3),
+        engine("bf16", 0.008, 0.1, 1),
+        engine("fp8 weights", 0.02, 0.3, 2),
+        engine("fp8 weights + activations <b>", 0.045, 0.4, 3),
     ];
     write_mismatch_report(&path, &reports).unwrap();
     let html = std::fs::read_to_string(path).unwrap();

@@ -89,7 +89,8 @@ def point(paths, n):
     stopped = np.array([p[min(n, len(p)) - 1] for p in paths])
     w = np.exp(stopped)
     return {"n": n, "alive": len(alive), "mean": alive.mean(), "mean_se": np.sqrt(alive.var(ddof=1) / len(alive)),
-            "variance": alive.var(ddof=1), "weight_mean": w.mean(), "ess": ess(w),
+            "variance": alive.var(ddof=1), "weight_mean": w.mean(),
+            "weight_mean_se": w.std(ddof=1) / np.sqrt(len(w)), "ess": ess(w),
             "share_outside": ((w < 0.5) | (w > 2)).mean()}
 
 
