@@ -183,7 +183,8 @@ pub async fn play(
         if step.stop.is_some() {
             return Ok(Played { tokens, messages, ret });
         }
-        tokens.push_context(&renderer.observation(&ids, &step.observations).map_err(unscored)?, turn);
+        let glue = renderer.observation(&messages, env.tools(), &ids, &step.observations).map_err(unscored)?;
+        tokens.push_context(&glue, turn);
         messages.extend(step.observations.iter().cloned());
         observations = step.observations;
         if tokens.len() >= task.spec.max_tokens {

@@ -58,7 +58,6 @@ impl<'a> Records<'a> {
             task_hash: run.tasks.content_hash.clone(),
             weights_hash: run.state.weights_hash.clone(),
             seed: run.config.seed,
-            mu_before: run.state.eval_before,
         }))?;
         Ok(())
     }
