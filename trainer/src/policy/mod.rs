@@ -9,6 +9,8 @@ mod graph;
 mod kernels;
 mod layout;
 #[cfg(test)]
+mod parity_tests;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
