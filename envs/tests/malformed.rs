@@ -110,7 +110,10 @@ async fn the_good_file_is_good() {
 async fn generators_and_json_lines_are_blamed_where_they_stand() {
     let head = "version: 1\nname: t\ninstruction: x\nreward: {exact: y}\n";
     for (data, expected) in [
-        ("data: {jsonl: rows.jsonl}", "rows.jsonl:2:8: not JSON: "),
+        (
+            "data: {jsonl: rows.jsonl}",
+            "rows.jsonl:2:7: not JSON: EOF while parsing an object\n",
+        ),
         ("data: {jsonl: none.jsonl}", "none.jsonl: cannot be read: "),
         (
             "data:\n  count: 3\n  python: |\n    def generate(rng, count):\n      yield 1",

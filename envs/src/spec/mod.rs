@@ -135,7 +135,9 @@ impl TryFrom<String> for WorkspacePath {
         if path.split('/').all(plain) && !path.contains(['\0', '\\']) {
             Ok(Self(path))
         } else {
-            Err(format!("expected a relative path like `src/main.py`; got {path:?}"))
+            Err(format!(
+                "expected a relative path like `src/main.py`; got {path:?}"
+            ))
         }
     }
 }
