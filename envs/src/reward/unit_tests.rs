@@ -165,7 +165,10 @@ impl Candidate {
     /// What is wrong according to assert-style code, if anything.
     async fn assert(&mut self, judge: &Judge, code: &str, entry: &str) -> Result<Option<String>, Unscored> {
         let policy = judge.task.spec.policy();
-        let mut trusted = judge.sandbox.session(&policy, seed::derive(judge.seed, Purpose::Sandbox, &[4])).await?;
+        let mut trusted = judge
+            .sandbox
+            .session(&policy, seed::derive(judge.seed, Purpose::Sandbox, &[4]))
+            .await?;
         let outcome = trusted.exec_against(code, entry, &mut self.session).await?;
         // What leaves the candidate, `SystemExit` included, arrives as an ordinary exception: only the end of the tests is success.
         Ok((!outcome.status.is_success()).then(|| last_line(&outcome, self.timeout_sec)))
@@ -242,7 +245,9 @@ async fn evaluate(judge: &Judge, trusted: &mut Option<Session>, text: &str) -> R
 
 fn last_line(outcome: &Outcome, timeout_sec: f64) -> String {
     match &outcome.status {
-        Status::Exited { code } | Status::Aborted { code } => format!("left the interpreter with code {code}"),
+        Status::Exited { code } | Status::Aborted { code } => {
+            format!("left the interpreter with code {code}")
+        }
         _ => observation(outcome, timeout_sec)
             .lines()
             .last()
