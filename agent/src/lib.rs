@@ -15,6 +15,7 @@ pub mod model;
 pub mod policy;
 pub mod quant;
 pub mod rollout;
+mod simd;
 pub mod tokenizer;
 pub mod trajectory;
 

@@ -9,7 +9,7 @@
 mod attention;
 mod forward;
 mod kv;
-mod math;
+pub(crate) mod math;
 mod sampling;
 mod worker;
 
