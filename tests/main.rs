@@ -1,1 +1,9 @@
-//! Integration tests of the `mipu` binary.
+//! Integration tests of the `mipu` binary: what a person types, and what comes back.
+#![forbid(unsafe_code)]
+
+mod configs;
+mod durability;
+mod json;
+mod support;
+mod switches;
+mod tidy;

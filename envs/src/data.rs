@@ -77,20 +77,29 @@ pub(crate) async fn load(
         DataSource::Rows(inline) => inline.iter().for_each(|row| rows.push(row.clone())),
         DataSource::Jsonl(name) => read_jsonl(&path.with_file_name(name), &mut rows)?,
         DataSource::Python { source, count } => {
-            let mut session = open_generator(source, count.get(), sandbox, seed).await.map_err(|e| e.into_error(path, text))?;
-            fill(&mut session, count.get(), &mut rows).await.map_err(|e| e.into_error(path, text))?;
+            let mut session = open_generator(source, count.get(), sandbox, seed)
+                .await
+                .map_err(|e| e.into_error(path, text))?;
+            fill(&mut session, count.get(), &mut rows)
+                .await
+                .map_err(|e| e.into_error(path, text))?;
         }
     }
     if rows.rows.is_empty() {
         return Err(Diagnostic::at(path, text, data_place(text), "the data has no row").into());
     }
     if rows.duplicates > 0 {
-        rows.warnings.push(format!("{} duplicate rows were dropped", rows.duplicates));
+        rows.warnings
+            .push(format!("{} duplicate rows were dropped", rows.duplicates));
     }
     if let DataSource::Python { count, .. } = source
         && rows.rows.len() < count.get()
     {
-        let warning = format!("the generator gave {} distinct rows of the {} asked", rows.rows.len(), count.get());
+        let warning = format!(
+            "the generator gave {} distinct rows of the {} asked",
+            rows.rows.len(),
+            count.get()
+        );
         rows.warnings.push(warning);
     }
     Ok(rows)
@@ -101,15 +110,25 @@ fn read_jsonl(path: &Path, rows: &mut Rows) -> Result<(), TaskError> {
         let hint = "the path is relative to the task file".to_owned();
         Diagnostic::whole(path, format!("cannot be read: {error}")).with_hint(hint)
     })?;
-    for (above, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+    for (above, line) in text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty())
+    {
         match serde_json::from_str(line) {
             Ok(Value::Object(fields)) => rows.push(fields),
             Ok(_) => {
-                let place = Place { line: above + 1, column: 1 };
+                let place = Place {
+                    line: above + 1,
+                    column: 1,
+                };
                 return Err(Diagnostic::at(path, &text, place, "expected a JSON object on each line").into());
             }
             Err(error) => {
-                let place = Place { line: above + 1, column: error.column() };
+                let place = Place {
+                    line: above + 1,
+                    column: error.column(),
+                };
                 return Err(Diagnostic::at(path, &text, place, format!("not JSON: {error}")).into());
             }
         }
@@ -132,15 +151,30 @@ impl From<mipu_sandbox::SandboxError> for GeneratorError {
 impl GeneratorError {
     fn into_error(self, path: &Path, text: &str) -> TaskError {
         match self {
-            Self::Author(message, hint) => Diagnostic::at(path, text, data_place(text), message).with_hint(hint).into(),
-            Self::Host(source) => TaskError::Sandbox { path: path.to_owned(), source },
+            Self::Author(message, hint) => Diagnostic::at(path, text, data_place(text), message)
+                .with_hint(hint)
+                .into(),
+            Self::Host(source) => TaskError::Sandbox {
+                path: path.to_owned(),
+                source,
+            },
         }
     }
 }
 
-async fn open_generator(source: &str, count: usize, sandbox: &Sandbox, seed: u64) -> Result<Session, GeneratorError> {
-    let policy = Policy { deadline: GENERATOR_DEADLINE, ..Policy::default() };
-    let mut session = sandbox.session(&policy, seed::derive(seed, Purpose::Data, &[0])).await?;
+async fn open_generator(
+    source: &str,
+    count: usize,
+    sandbox: &Sandbox,
+    seed: u64,
+) -> Result<Session, GeneratorError> {
+    let policy = Policy {
+        deadline: GENERATOR_DEADLINE,
+        ..Policy::default()
+    };
+    let mut session = sandbox
+        .session(&policy, seed::derive(seed, Purpose::Data, &[0]))
+        .await?;
     finished(session.exec(source, b"").await?)?;
     finished(session.exec(PRELUDE, b"").await?)?;
     let draws = seed::derive(seed, Purpose::Data, &[1]);
@@ -153,18 +187,29 @@ async fn fill(session: &mut Session, count: usize, rows: &mut Rows) -> Result<()
     let mut yields = 0;
     while rows.rows.len() < count && yields < count.saturating_mul(MAX_YIELDS_PER_ROW) {
         let asked = (count - rows.rows.len()).min(CHUNK);
-        let outcome = finished(session.call("_mipu_take", &[Plain::Int(asked.to_string())]).await?)?;
+        let outcome = finished(
+            session
+                .call("_mipu_take", &[Plain::Int(asked.to_string())])
+                .await?,
+        )?;
         let Some(Plain::List(chunk)) = outcome.value else {
-            return Err(GeneratorError::Author("`generate` must yield plain dictionaries".to_owned(), None));
+            return Err(GeneratorError::Author(
+                "`generate` must yield plain dictionaries".to_owned(),
+                None,
+            ));
         };
         yields += chunk.len();
         let ended = chunk.len() < asked;
         for item in chunk {
             let Plain::Dict(pairs) = &item else {
                 let message = format!("`generate` must yield dictionaries; got {}", python::show(&item));
-                return Err(GeneratorError::Author(message, Some("yield {\"field\": value, ..}".to_owned())));
+                return Err(GeneratorError::Author(
+                    message,
+                    Some("yield {\"field\": value, ..}".to_owned()),
+                ));
             };
-            let fields = python::to_map(pairs).map_err(|e| GeneratorError::Author(format!("row: {e}"), None))?;
+            let fields =
+                python::to_map(pairs).map_err(|e| GeneratorError::Author(format!("row: {e}"), None))?;
             rows.push(fields);
         }
         if ended {
@@ -180,15 +225,26 @@ fn finished(outcome: Outcome) -> Result<Outcome, GeneratorError> {
         return Ok(outcome);
     }
     let what = crate::tools::python::observation(&outcome, GENERATOR_DEADLINE.as_secs_f64());
-    let at = outcome.stderr.lines().rev().find(|line| line.trim_start().starts_with("File ")).map(str::trim);
+    let at = outcome
+        .stderr
+        .lines()
+        .rev()
+        .find(|line| line.trim_start().starts_with("File "))
+        .map(str::trim);
     let last = what.lines().last().unwrap_or_default().to_owned();
-    Err(GeneratorError::Author(format!("the data generator failed: {last}"), at.map(|line| format!("at {line}"))))
+    Err(GeneratorError::Author(
+        format!("the data generator failed: {last}"),
+        at.map(|line| format!("at {line}")),
+    ))
 }
 
 /// The `data:` key of the task file.
 fn data_place(text: &str) -> Place {
     match text.lines().position(|line| line.starts_with("data:")) {
-        Some(above) => Place { line: above + 1, column: 1 },
+        Some(above) => Place {
+            line: above + 1,
+            column: 1,
+        },
         None => Place::default(),
     }
 }
@@ -223,7 +279,10 @@ fn hash_value(hasher: &mut blake3::Hasher, value: &Value) {
 }
 
 fn hash_text(hasher: &mut blake3::Hasher, tag: u8, text: &str) {
-    hasher.update(&[tag]).update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+    hasher
+        .update(&[tag])
+        .update(&(text.len() as u64).to_le_bytes())
+        .update(text.as_bytes());
 }
 
 #[cfg(test)]
@@ -233,13 +292,18 @@ mod tests {
     use super::*;
 
     fn hash(value: Value) -> blake3::Hash {
-        let Value::Object(map) = value else { unreachable!("rows are objects") };
+        let Value::Object(map) = value else {
+            unreachable!("rows are objects")
+        };
         content_hash(&map)
     }
 
     #[test]
     fn the_hash_sees_content_and_not_order() {
-        assert_eq!(hash(json!({"a": 1, "b": {"c": 2, "d": 3}})), hash(json!({"b": {"d": 3, "c": 2}, "a": 1})));
+        assert_eq!(
+            hash(json!({"a": 1, "b": {"c": 2, "d": 3}})),
+            hash(json!({"b": {"d": 3, "c": 2}, "a": 1}))
+        );
         for (a, b) in [
             (json!({"a": 1}), json!({"a": "1"})),
             (json!({"a": 1}), json!({"a": 1.0})),

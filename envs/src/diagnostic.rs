@@ -19,7 +19,10 @@ pub struct Place {
 impl Place {
     /// The place the parser reports.
     pub fn of(location: &serde_saphyr::Location) -> Self {
-        Self { line: location.line() as usize, column: location.column() as usize }
+        Self {
+            line: location.line() as usize,
+            column: location.column() as usize,
+        }
     }
 }
 
@@ -41,14 +44,30 @@ pub struct Diagnostic {
 impl Diagnostic {
     /// A problem at `place` of `text`, the content of `path`.
     pub fn at(path: &Path, text: &str, place: Place, message: impl Into<String>) -> Self {
-        let snippet = place.line.checked_sub(1).and_then(|above| text.lines().nth(above)).map(str::to_owned);
+        let snippet = place
+            .line
+            .checked_sub(1)
+            .and_then(|above| text.lines().nth(above))
+            .map(str::to_owned);
         let place = (place.line > 0).then_some(place);
-        Self { path: path.to_owned(), place, message: message.into(), snippet, hint: None }
+        Self {
+            path: path.to_owned(),
+            place,
+            message: message.into(),
+            snippet,
+            hint: None,
+        }
     }
 
     /// A problem of the file as a whole.
     pub fn whole(path: &Path, message: impl Into<String>) -> Self {
-        Self { path: path.to_owned(), place: None, message: message.into(), snippet: None, hint: None }
+        Self {
+            path: path.to_owned(),
+            place: None,
+            message: message.into(),
+            snippet: None,
+            hint: None,
+        }
     }
 
     /// The same problem with a hint.
@@ -125,20 +144,35 @@ fn explain(path: &Path, text: &str, error: &serde_saphyr::Error) -> Diagnostic {
     let error = error.without_snippet();
     let place = error.location().map(|at| Place::of(&at)).unwrap_or_default();
     let (message, hint) = match error {
-        Error::SerdeUnknownField { field, expected, .. } => {
-            (format!("unknown key `{field}`"), Some(suggestion(field, expected.iter().copied())))
+        Error::SerdeUnknownField { field, expected, .. } => (
+            format!("unknown key `{field}`"),
+            Some(suggestion(field, expected.iter().copied())),
+        ),
+        Error::SerdeUnknownVariant {
+            variant, expected, ..
+        } => (
+            format!("unknown choice `{variant}`"),
+            Some(suggestion(variant, expected.iter().copied())),
+        ),
+        Error::SerdeMissingField { field, .. } => {
+            (format!("missing key `{field}`"), Some(format!("add `{field}: ..` to the mapping that holds this line")))
         }
-        Error::SerdeUnknownVariant { variant, expected, .. } => {
-            (format!("unknown choice `{variant}`"), Some(suggestion(variant, expected.iter().copied())))
+        Error::InvalidScalar { ty, .. } => (format!("expected {}", scalar_name(ty)), None),
+        Error::ExternalMessage { msg, .. } => {
+            (format!("not YAML: {msg}"), Some("look for an open quote or bracket in the lines above".to_owned()))
         }
-        Error::SerdeMissingField { field, .. } => (format!("missing key `{field}`"), None),
-        Error::SerdeInvalidType { unexpected, expected, .. }
-        | Error::SerdeInvalidValue { unexpected, expected, .. } => {
-            (format!("expected {expected}; got {unexpected}"), None)
+        Error::SerdeInvalidType {
+            unexpected, expected, ..
         }
+        | Error::SerdeInvalidValue {
+            unexpected, expected, ..
+        } => (format!("expected {expected}; got {unexpected}"), None),
         Error::DuplicateMappingKey { key, .. } => {
             let key = key.as_deref().unwrap_or("?");
-            (format!("key `{key}` is given twice"), Some("keep one of them".to_owned()))
+            (
+                format!("key `{key}` is given twice"),
+                Some("keep one of them".to_owned()),
+            )
         }
         Error::Message { msg, .. } => (msg.clone(), None),
         other => (strip_location(&other.to_string()), None),
@@ -149,6 +183,16 @@ fn explain(path: &Path, text: &str, error: &serde_saphyr::Error) -> Diagnostic {
         None => (message, hint),
     };
     Diagnostic::at(path, text, place, message).with_hint(hint)
+}
+
+/// What people call a Rust scalar type.
+fn scalar_name(ty: &str) -> &str {
+    match ty {
+        "f32" | "f64" => "a number",
+        "bool" => "`true` or `false`",
+        ty if ty.starts_with(['u', 'i']) => "a whole number",
+        other => other,
+    }
 }
 
 /// Drops the ` at line 3, column 4` that the parser appends; the diagnostic shows it in front.

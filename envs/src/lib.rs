@@ -17,6 +17,7 @@
 
 mod data;
 pub mod diagnostic;
+pub mod doctor;
 pub mod env;
 pub mod message;
 mod python;

@@ -35,12 +35,22 @@ pub struct Message {
 impl Message {
     /// A message with text alone.
     pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Self { role, content: content.into(), tool_calls: Vec::new(), name: None }
+        Self {
+            role,
+            content: content.into(),
+            tool_calls: Vec::new(),
+            name: None,
+        }
     }
 
     /// A tool's observation.
     pub fn tool(name: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: Role::Tool, content: content.into(), tool_calls: Vec::new(), name: Some(name.into()) }
+        Self {
+            role: Role::Tool,
+            content: content.into(),
+            tool_calls: Vec::new(),
+            name: Some(name.into()),
+        }
     }
 }
 

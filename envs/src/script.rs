@@ -66,15 +66,22 @@ impl Idle {
 impl Script {
     /// A script whose Python form defines `function`.
     pub(crate) fn new(source: ScriptSource, function: &'static str) -> Self {
-        Self { source, function, idle: Arc::default() }
+        Self {
+            source,
+            function,
+            idle: Arc::default(),
+        }
     }
 
     /// Plays the script in one episode of `task`.
     pub(crate) fn play(&self, task: &Arc<Task>, sandbox: &Sandbox, seed: u64) -> Box<dyn Demonstrator> {
         match &self.source {
-            ScriptSource::Turns(turns) => {
-                Box::new(Recital { task: Arc::clone(task), turns: turns.clone(), at: 0, last: None })
-            }
+            ScriptSource::Turns(turns) => Box::new(Recital {
+                task: Arc::clone(task),
+                turns: turns.clone(),
+                at: 0,
+                last: None,
+            }),
             ScriptSource::Python(source) => Box::new(Performer {
                 task: Arc::clone(task),
                 sandbox: sandbox.clone(),
@@ -94,7 +101,9 @@ pub(crate) struct Missing(pub(crate) &'static str);
 #[async_trait::async_trait]
 impl Demonstrator for Missing {
     async fn next(&mut self, _observations: &[Message]) -> Result<Reply, Unscored> {
-        Err(Unscored { reason: format!("the task has no `{}`", self.0) })
+        Err(Unscored {
+            reason: format!("the task has no `{}`", self.0),
+        })
     }
 }
 
@@ -115,7 +124,9 @@ impl Demonstrator for Recital {
             return Ok(last.clone());
         }
         let Some(turn) = self.turns.get(self.at) else {
-            return Err(Unscored { reason: format!("the script has {} turns and needs more", self.turns.len()) });
+            return Err(Unscored {
+                reason: format!("the script has {} turns and needs more", self.turns.len()),
+            });
         };
         self.at += 1;
         let observation = joined(observations);
@@ -164,14 +175,19 @@ struct Performer {
 
 impl Performer {
     fn policy() -> Policy {
-        Policy { deadline: Duration::from_secs(10), ..Policy::default() }
+        Policy {
+            deadline: Duration::from_secs(10),
+            ..Policy::default()
+        }
     }
 
-    async fn open(&self) -> Result<Session, Unscored> {
+    /// A session that has executed the script; `&mut` because a session may move between threads but not be shared.
+    async fn open(&mut self) -> Result<Session, Unscored> {
         if let Some(session) = self.idle.take() {
             return Ok(session);
         }
-        let mut session = self.sandbox.session(&Self::policy(), seed::derive(0, Purpose::Demonstration, &[])).await?;
+        let seed = seed::derive(0, Purpose::Demonstration, &[]);
+        let mut session = self.sandbox.session(&Self::policy(), seed).await?;
         for code in [self.source.as_str(), PRELUDE] {
             let outcome = session.exec(code, b"").await?;
             if !outcome.status.is_success() {
@@ -182,7 +198,9 @@ impl Performer {
     }
 
     fn failed(&self, what: &str) -> Unscored {
-        Unscored { reason: format!("`{}` failed: {what}", self.function) }
+        Unscored {
+            reason: format!("`{}` failed: {what}", self.function),
+        }
     }
 }
 
@@ -192,13 +210,28 @@ impl Demonstrator for Performer {
         let outcome = match &mut self.session {
             None => {
                 let seed = seed::derive(self.seed, Purpose::Demonstration, &[0]);
-                let row = self.task.row.iter().map(|(k, v)| (Plain::Str(k.clone()), python::to_plain(v))).collect();
-                let arguments =
-                    [Plain::Str(self.function.to_owned()), Plain::Dict(row), Plain::Int(seed.to_string())];
+                let row = self
+                    .task
+                    .row
+                    .iter()
+                    .map(|(k, v)| (Plain::Str(k.clone()), python::to_plain(v)))
+                    .collect();
+                let arguments = [
+                    Plain::Str(self.function.to_owned()),
+                    Plain::Dict(row),
+                    Plain::Int(seed.to_string()),
+                ];
                 let session = self.open().await?;
-                self.session.insert(session).call("_mipu_start", &arguments).await?
+                self.session
+                    .insert(session)
+                    .call("_mipu_start", &arguments)
+                    .await?
             }
-            Some(session) => session.call("_mipu_send", &[Plain::Str(joined(observations))]).await?,
+            Some(session) => {
+                session
+                    .call("_mipu_send", &[Plain::Str(joined(observations))])
+                    .await?
+            }
         };
         if !outcome.status.is_success() {
             return Err(self.failed(&observation(&outcome, Self::policy().deadline.as_secs_f64())));
@@ -212,7 +245,9 @@ impl Demonstrator for Performer {
             Some(Plain::None) => Err(self.failed("it ended without an answer")),
             other => {
                 let got = other.as_ref().map_or_else(|| "nothing".to_owned(), python::show);
-                Err(self.failed(&format!("a turn is {{\"tool\": ..}} or {{\"answer\": ..}}; got {got}")))
+                Err(self.failed(&format!(
+                    "a turn is {{\"tool\": ..}} or {{\"answer\": ..}}; got {got}"
+                )))
             }
         }
     }
@@ -227,7 +262,11 @@ impl Drop for Performer {
 }
 
 fn joined(observations: &[Message]) -> String {
-    observations.iter().map(|message| message.content.as_str()).collect::<Vec<_>>().join("\n")
+    observations
+        .iter()
+        .map(|message| message.content.as_str())
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// A turn as a reply: `answer` and its text, or a tool and its text or arguments.
@@ -238,10 +277,16 @@ fn reply(task: &Task, head: &str, body: Value) -> Result<Reply, Unscored> {
     };
     if head == "answer" {
         let answer = text(&body);
-        return Ok(Reply { content: answer.clone(), answer: Some(answer), ..Reply::default() });
+        return Ok(Reply {
+            content: answer.clone(),
+            answer: Some(answer),
+            ..Reply::default()
+        });
     }
     let Some(spec) = task.spec.tools.iter().find(|spec| spec.name == head) else {
-        return Err(Unscored { reason: format!("the script calls `{head}`, which is not a tool of this task") });
+        return Err(Unscored {
+            reason: format!("the script calls `{head}`, which is not a tool of this task"),
+        });
     };
     let arguments = match (body, first_parameter(spec)) {
         (Value::Object(arguments), _) => arguments,
@@ -249,5 +294,12 @@ fn reply(task: &Task, head: &str, body: Value) -> Result<Reply, Unscored> {
         (_, None) => Map::new(),
     };
     let content = arguments.values().map(text).collect::<Vec<_>>().join("\n");
-    Ok(Reply { content, tool_calls: vec![ToolCall { name: head.to_owned(), arguments }], ..Reply::default() })
+    Ok(Reply {
+        content,
+        tool_calls: vec![ToolCall {
+            name: head.to_owned(),
+            arguments,
+        }],
+        ..Reply::default()
+    })
 }

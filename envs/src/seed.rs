@@ -54,7 +54,11 @@ pub fn derive(seed: u64, purpose: Purpose, indices: &[u64]) -> u64 {
         hasher.update(&index.to_le_bytes());
     }
     let bytes = hasher.finalize();
-    u64::from_le_bytes(bytes.as_bytes()[..8].try_into().expect("a blake3 hash has 32 bytes"))
+    u64::from_le_bytes(
+        bytes.as_bytes()[..8]
+            .try_into()
+            .expect("a blake3 hash has 32 bytes"),
+    )
 }
 
 /// A generator for [`derive`]'s seed.

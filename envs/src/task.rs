@@ -94,7 +94,7 @@ impl TaskSpec {
     ///
     /// # Errors
     /// On an invalid file.
-    pub(crate) fn read(path: &Path) -> Result<Self, TaskError> {
+    pub fn read(path: &Path) -> Result<Self, TaskError> {
         let (file, text): (TaskFile, String) = from_yaml_file(path)?;
         let toolbox: Vec<Tool> = file.tools.iter().flat_map(Tool::of).collect();
         let spec = Self {
@@ -104,7 +104,10 @@ impl TaskSpec {
             max_tokens: file.limits.max_tokens.get(),
             tools: toolbox.iter().map(Tool::spec).collect(),
             solution: file.solution.clone().map(|source| Script::new(source, "solve")),
-            demonstration: file.demonstration.clone().map(|source| Script::new(source, "demonstrate")),
+            demonstration: file
+                .demonstration
+                .clone()
+                .map(|source| Script::new(source, "demonstrate")),
             toolbox,
             file,
             path: path.to_owned(),
@@ -128,7 +131,9 @@ impl TaskSpec {
     pub(crate) fn check_templates(&self, row: &Map<String, Value>) -> Result<(), TaskError> {
         let plain = Fields::of(row);
         let file = &self.file;
-        let opening = std::iter::once(&file.instruction).chain(&file.system).chain(file.workspace.values());
+        let opening = std::iter::once(&file.instruction)
+            .chain(&file.system)
+            .chain(file.workspace.values());
         for template in opening {
             template.check(&plain).map_err(|error| self.at(&error))?;
         }
@@ -141,10 +146,16 @@ impl TaskSpec {
         file.reward.rule.templates(&mut rules);
         let with_answer = Fields::with(row, "answer", "");
         for (template, reads_answer) in rules {
-            template.check(if reads_answer { &with_answer } else { &plain }).map_err(|error| self.at(&error))?;
+            template
+                .check(if reads_answer { &with_answer } else { &plain })
+                .map_err(|error| self.at(&error))?;
         }
         let observed = Fields::with(row, "observation", "");
-        for template in [&file.solution, &file.demonstration].into_iter().flatten().flat_map(script_templates) {
+        for template in [&file.solution, &file.demonstration]
+            .into_iter()
+            .flatten()
+            .flat_map(script_templates)
+        {
             template.check(&observed).map_err(|error| self.at(&error))?;
         }
         Ok(())
@@ -164,12 +175,22 @@ impl TaskSpec {
             return Err(Diagnostic::whole(&self.path, format!("tool `{}` is listed twice", pair[0])).into());
         }
         names.push("answer");
-        for turns in [&self.file.solution, &self.file.demonstration].into_iter().flatten() {
-            let ScriptSource::Turns(turns) = turns else { continue };
+        for turns in [&self.file.solution, &self.file.demonstration]
+            .into_iter()
+            .flatten()
+        {
+            let ScriptSource::Turns(turns) = turns else {
+                continue;
+            };
             if let Some(turn) = turns.iter().find(|turn| !names.contains(&turn.head.as_str())) {
-                let message = format!("the script calls `{}`, which is not a tool of this task", turn.head);
+                let message = format!(
+                    "the script calls `{}`, which is not a tool of this task",
+                    turn.head
+                );
                 let hint = suggestion(&turn.head, names.iter().copied());
-                return Err(Diagnostic::at(&self.path, &self.text, turn.place(), message).with_hint(hint).into());
+                return Err(Diagnostic::at(&self.path, &self.text, turn.place(), message)
+                    .with_hint(hint)
+                    .into());
             }
         }
         Ok(())
@@ -207,8 +228,16 @@ impl Task {
 
     /// The opening messages of an episode.
     pub fn opening(&self) -> Vec<Message> {
-        let system = self.system.iter().map(|text| Message::new(Role::System, text.as_str()));
-        system.chain(std::iter::once(Message::new(Role::User, self.instruction.as_str()))).collect()
+        let system = self
+            .system
+            .iter()
+            .map(|text| Message::new(Role::System, text.as_str()));
+        system
+            .chain(std::iter::once(Message::new(
+                Role::User,
+                self.instruction.as_str(),
+            )))
+            .collect()
     }
 
     /// The files of the episode directory at the start.
@@ -216,6 +245,8 @@ impl Task {
         let fields = Fields::of(&self.row);
         let render = |template: &Template| template.render(&fields).map(String::into_bytes);
         let files = self.spec.file.workspace.iter();
-        files.map(|(path, template)| Ok((path.as_str().to_owned(), render(template)?))).collect()
+        files
+            .map(|(path, template)| Ok((path.as_str().to_owned(), render(template)?)))
+            .collect()
     }
 }

@@ -51,7 +51,10 @@ impl TaskSet {
         for path in paths.iter().map(AsRef::as_ref) {
             let spec = Arc::new(TaskSpec::read(path)?);
             if names.contains(&spec.name) {
-                let message = format!("the name `{}` is that of another task file of this set", spec.name);
+                let message = format!(
+                    "the name `{}` is that of another task file of this set",
+                    spec.name
+                );
                 return Err(Diagnostic::whole(path, message).into());
             }
             names.push(spec.name.clone());
@@ -69,15 +72,22 @@ impl TaskSet {
                 let (task, prompt) = build(&spec, row).map_err(|error| spec.at(&error))?;
                 let home = *homes.entry(prompt).or_insert(task.split);
                 if home != task.split {
-                    let message = format!("splits overlap: {:?} is in {home:?} and {:?}", task.instruction, task.split);
+                    let message = format!(
+                        "splits overlap: {:?} is in {home:?} and {:?}",
+                        task.instruction, task.split
+                    );
                     let hint = "give the task files the same `split`".to_owned();
                     return Err(Diagnostic::whole(path, message).with_hint(hint).into());
                 }
                 set.split_mut(task.split).push(Arc::new(task));
             }
         }
-        for (index, split) in [Split::Train, Split::Validation, Split::Test].into_iter().enumerate() {
-            set.split_mut(split).shuffle(&mut seed::stream(seed, Purpose::Order, &[index as u64]));
+        for (index, split) in [Split::Train, Split::Validation, Split::Test]
+            .into_iter()
+            .enumerate()
+        {
+            set.split_mut(split)
+                .shuffle(&mut seed::stream(seed, Purpose::Order, &[index as u64]));
         }
         set.content_hash = hasher.finalize().to_hex().to_string();
         Ok(set)
@@ -105,7 +115,12 @@ impl TaskSet {
 fn build(spec: &Arc<TaskSpec>, row: Row) -> Result<(Task, blake3::Hash), RenderError> {
     let fields = Fields::of(&row.fields);
     let instruction = spec.file.instruction.render(&fields)?;
-    let system = spec.file.system.as_ref().map(|template| template.render(&fields)).transpose()?;
+    let system = spec
+        .file
+        .system
+        .as_ref()
+        .map(|template| template.render(&fields))
+        .transpose()?;
     let mut task = Task {
         id: format!("{}/{}", spec.name, &row.hash.to_hex()[..16]),
         row: row.fields,
@@ -131,7 +146,9 @@ fn build(spec: &Arc<TaskSpec>, row: Row) -> Result<(Task, blake3::Hash), RenderE
 
 /// The split of a prompt: its hash, read as a number in [0, 1), against the shares.
 fn split_of(prompt: &blake3::Hash, shares: SplitShares) -> Split {
-    let head = prompt.as_bytes()[..8].try_into().expect("a blake3 hash has 32 bytes");
+    let head = prompt.as_bytes()[..8]
+        .try_into()
+        .expect("a blake3 hash has 32 bytes");
     let position = u64::from_le_bytes(head) as f64 / 2f64.powi(64);
     if position < shares.test.get() {
         Split::Test

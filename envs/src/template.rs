@@ -75,7 +75,12 @@ impl Template {
             return Err(self.missing(&name, &known));
         }
         match ENVIRONMENT.render_str(&self.source, fields.0.clone()) {
-            Err(error) if matches!(error.kind(), ErrorKind::UnknownFilter | ErrorKind::UnknownFunction) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::UnknownFilter | ErrorKind::UnknownFunction
+                ) =>
+            {
                 Err(self.error(&error, fields))
             }
             _ => Ok(()),
@@ -87,7 +92,9 @@ impl Template {
     /// # Errors
     /// On a field the row does not have, or a filter that does not apply to its value.
     pub(crate) fn render(&self, fields: &Fields) -> Result<String, RenderError> {
-        ENVIRONMENT.render_str(&self.source, fields.0.clone()).map_err(|error| self.error(&error, fields))
+        ENVIRONMENT
+            .render_str(&self.source, fields.0.clone())
+            .map_err(|error| self.error(&error, fields))
     }
 
     /// The value for these fields: a template that is one whole `{{ expression }}` keeps its type, any other is text.
@@ -106,7 +113,11 @@ impl Template {
             // Rendering the same template names the missing field.
             return self.render(fields).map(Value::String);
         }
-        to_json(&value).map_err(|message| RenderError { place: self.place, message, hint: None })
+        to_json(&value).map_err(|message| RenderError {
+            place: self.place,
+            message,
+            hint: None,
+        })
     }
 
     fn error(&self, error: &minijinja::Error, fields: &Fields) -> RenderError {
@@ -116,9 +127,17 @@ impl Template {
             (ErrorKind::UndefinedError, Some(name)) => self.missing(&name, &known),
             (ErrorKind::UnknownFilter, _) => {
                 let hint = format!("filters: {}", FILTERS.join(", "));
-                RenderError { place: self.place, message: describe(error), hint: Some(hint) }
+                RenderError {
+                    place: self.place,
+                    message: describe(error),
+                    hint: Some(hint),
+                }
             }
-            _ => RenderError { place: self.place, message: describe(error), hint: None },
+            _ => RenderError {
+                place: self.place,
+                message: describe(error),
+                hint: None,
+            },
         }
     }
 
@@ -127,6 +146,103 @@ impl Template {
             place: self.place,
             message: format!("the template reads `{name}`, which the row does not have"),
             hint: Some(suggestion(name, known.iter().map(String::as_str))),
+        }
+    }
+}
+
+/// A YAML value whose texts are templates; a text that is one whole `{{ expression }}` becomes the expression's value.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "serde_saphyr::Spanned<Value>")]
+pub struct ValueTemplate(Node);
+
+#[derive(Clone, Debug)]
+enum Node {
+    Template(Template),
+    Scalar(Value),
+    Array(Vec<Node>),
+    Object(Vec<(String, Node)>),
+}
+
+impl TryFrom<serde_saphyr::Spanned<Value>> for ValueTemplate {
+    type Error = String;
+
+    fn try_from(spanned: serde_saphyr::Spanned<Value>) -> Result<Self, String> {
+        Node::new(spanned.value, Place::of(&spanned.referenced)).map(Self)
+    }
+}
+
+impl schemars::JsonSchema for ValueTemplate {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "ValueTemplate".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "description": "Any value; a text that is one `{{ expression }}` keeps its type" })
+    }
+}
+
+impl ValueTemplate {
+    /// The value for these fields.
+    ///
+    /// # Errors
+    /// As [`Template::render`].
+    pub(crate) fn evaluate(&self, fields: &Fields) -> Result<Value, RenderError> {
+        self.0.evaluate(fields)
+    }
+
+    /// Every template in it.
+    pub(crate) fn templates(&self) -> Vec<&Template> {
+        let mut found = Vec::new();
+        self.0.collect(&mut found);
+        found
+    }
+}
+
+impl Node {
+    fn new(value: Value, place: Place) -> Result<Self, String> {
+        Ok(match value {
+            Value::String(text) => Self::Template(Template::new(text, place)?),
+            Value::Array(items) => Self::Array(
+                items
+                    .into_iter()
+                    .map(|item| Self::new(item, place))
+                    .collect::<Result<_, _>>()?,
+            ),
+            Value::Object(map) => {
+                let members = map
+                    .into_iter()
+                    .map(|(key, value)| Ok((key, Self::new(value, place)?)));
+                Self::Object(members.collect::<Result<_, String>>()?)
+            }
+            scalar => Self::Scalar(scalar),
+        })
+    }
+
+    fn evaluate(&self, fields: &Fields) -> Result<Value, RenderError> {
+        Ok(match self {
+            Self::Template(template) => template.evaluate(fields)?,
+            Self::Scalar(value) => value.clone(),
+            Self::Array(items) => Value::Array(
+                items
+                    .iter()
+                    .map(|item| item.evaluate(fields))
+                    .collect::<Result<_, _>>()?,
+            ),
+            Self::Object(members) => {
+                let members = members
+                    .iter()
+                    .map(|(key, node)| Ok((key.clone(), node.evaluate(fields)?)));
+                Value::Object(members.collect::<Result<_, RenderError>>()?)
+            }
+        })
+    }
+
+    fn collect<'a>(&'a self, found: &mut Vec<&'a Template>) {
+        match self {
+            Self::Template(template) => found.push(template),
+            Self::Scalar(_) => {}
+            Self::Array(items) => items.iter().for_each(|item| item.collect(found)),
+            Self::Object(members) => members.iter().for_each(|(_, node)| node.collect(found)),
         }
     }
 }
@@ -150,17 +266,27 @@ pub(crate) struct Fields(Jinja);
 impl Fields {
     /// The fields of `row`.
     pub(crate) fn of(row: &Map<String, Value>) -> Self {
-        Self(Jinja::from_pairs(row.iter().map(|(name, value)| (name.as_str(), from_json(value)))))
+        Self(Jinja::from_pairs(
+            row.iter().map(|(name, value)| (name.as_str(), from_json(value))),
+        ))
     }
 
     /// The fields of `row` and one more.
     pub(crate) fn with(row: &Map<String, Value>, name: &str, value: &str) -> Self {
-        let fields = row.iter().filter(|(field, _)| *field != name).map(|(f, v)| (f.as_str(), from_json(v)));
-        Self(Jinja::from_pairs(fields.chain(std::iter::once((name, Jinja::from(value))))))
+        let fields = row
+            .iter()
+            .filter(|(field, _)| *field != name)
+            .map(|(f, v)| (f.as_str(), from_json(v)));
+        Self(Jinja::from_pairs(
+            fields.chain(std::iter::once((name, Jinja::from(value)))),
+        ))
     }
 
     fn names(&self) -> Vec<String> {
-        self.0.try_iter().map(|keys| keys.map(|key| key.to_string()).collect()).unwrap_or_default()
+        self.0
+            .try_iter()
+            .map(|keys| keys.map(|key| key.to_string()).collect())
+            .unwrap_or_default()
     }
 }
 
@@ -216,12 +342,17 @@ const FILTERS: [&str; 18] = [
 fn parse(source: &str) -> Result<BTreeSet<String>, String> {
     // `template_from_str` ties the source to the environment's lifetime, so a scratch environment parses it.
     let scratch = Environment::empty();
-    let template = scratch.template_from_str(source).map_err(|error| syntax_message(&error))?;
+    let template = scratch
+        .template_from_str(source)
+        .map_err(|error| syntax_message(&error))?;
     Ok(template.undeclared_variables(false).into_iter().collect())
 }
 
 fn syntax_message(error: &minijinja::Error) -> String {
-    format!("{}\nhint: placeholders are written `{{{{ field }}}}`; a literal brace pair needs `{{% raw %}}`", describe(error))
+    format!(
+        "{}\nhint: placeholders are written `{{{{ field }}}}`; a literal brace pair needs `{{% raw %}}`",
+        describe(error)
+    )
 }
 
 fn describe(error: &minijinja::Error) -> String {
@@ -267,7 +398,11 @@ fn to_json(value: &Jinja) -> Result<Value, String> {
         }
         ValueKind::String => Value::String(value.to_string()),
         ValueKind::Seq | ValueKind::Iterable => Value::Array(
-            value.try_iter().map_err(|e| e.to_string())?.map(|item| to_json(&item)).collect::<Result<_, _>>()?,
+            value
+                .try_iter()
+                .map_err(|e| e.to_string())?
+                .map(|item| to_json(&item))
+                .collect::<Result<_, _>>()?,
         ),
         ValueKind::Map => {
             let mut map = Map::new();
@@ -282,12 +417,14 @@ fn to_json(value: &Jinja) -> Result<Value, String> {
 }
 
 fn json_filter(value: &Jinja) -> Result<String, minijinja::Error> {
-    let value = to_json(value).map_err(|message| minijinja::Error::new(ErrorKind::InvalidOperation, message))?;
+    let value =
+        to_json(value).map_err(|message| minijinja::Error::new(ErrorKind::InvalidOperation, message))?;
     Ok(value.to_string())
 }
 
 fn repr_filter(value: &Jinja) -> Result<String, minijinja::Error> {
-    let value = to_json(value).map_err(|message| minijinja::Error::new(ErrorKind::InvalidOperation, message))?;
+    let value =
+        to_json(value).map_err(|message| minijinja::Error::new(ErrorKind::InvalidOperation, message))?;
     Ok(crate::python::literal(&value))
 }
 
@@ -298,14 +435,17 @@ mod tests {
     use super::*;
 
     fn row() -> Map<String, Value> {
-        let Value::Object(row) = json!({"a": 3, "x": 1.0, "text": "hi\n'you'", "list": [1, true, null]}) else {
+        let Value::Object(row) = json!({"a": 3, "x": 1.0, "text": "hi\n'you'", "list": [1, true, null]})
+        else {
             unreachable!("an object literal")
         };
         row
     }
 
     fn render(source: &str) -> Result<String, RenderError> {
-        Template::new(source.to_owned(), Place::default()).unwrap().render(&Fields::of(&row()))
+        Template::new(source.to_owned(), Place::default())
+            .unwrap()
+            .render(&Fields::of(&row()))
     }
 
     #[test]
@@ -327,7 +467,10 @@ mod tests {
     #[test]
     fn a_missing_field_is_named_with_its_neighbour() {
         let error = render("{{ txt }}").unwrap_err();
-        assert_eq!(error.message, "the template reads `txt`, which the row does not have");
+        assert_eq!(
+            error.message,
+            "the template reads `txt`, which the row does not have"
+        );
         assert_eq!(error.hint.as_deref(), Some("did you mean `text`?"));
     }
 
@@ -335,7 +478,10 @@ mod tests {
     fn the_filter_list_is_the_list_of_filters() {
         for name in FILTERS {
             let error = ENVIRONMENT.render_str(&format!("{{{{ 1 | {name} }}}}"), ()).err();
-            assert!(error.is_none_or(|e| e.kind() != ErrorKind::UnknownFilter), "{name}");
+            assert!(
+                error.is_none_or(|e| e.kind() != ErrorKind::UnknownFilter),
+                "{name}"
+            );
         }
     }
 
@@ -352,7 +498,10 @@ mod tests {
     #[test]
     fn a_whole_expression_keeps_its_type() {
         let evaluate = |source: &str| {
-            Template::new(source.to_owned(), Place::default()).unwrap().evaluate(&Fields::of(&row())).unwrap()
+            Template::new(source.to_owned(), Place::default())
+                .unwrap()
+                .evaluate(&Fields::of(&row()))
+                .unwrap()
         };
         assert_eq!(evaluate("{{ list }}"), json!([1, true, null]));
         assert_eq!(evaluate("{{ a }}"), json!(3));

@@ -52,7 +52,9 @@ impl ToolEnv {
 
     fn workspace(&mut self) -> Result<&mut Workspace, Unscored> {
         if self.workspace.is_none() {
-            let files = self.task.workspace().map_err(|error| Unscored { reason: error.to_string() })?;
+            let files = self.task.workspace().map_err(|error| Unscored {
+                reason: error.to_string(),
+            })?;
             let policy = self.task.spec.policy();
             self.workspace = Some(Workspace::new(self.sandbox.clone(), policy, self.seed, files));
         }
@@ -60,7 +62,11 @@ impl ToolEnv {
     }
 
     /// Observation and virtual latency of one call.
-    async fn answer_call(&mut self, call: &ToolCall, rng: &mut ChaCha8Rng) -> Result<(Message, f64), Unscored> {
+    async fn answer_call(
+        &mut self,
+        call: &ToolCall,
+        rng: &mut ChaCha8Rng,
+    ) -> Result<(Message, f64), Unscored> {
         let task = Arc::clone(&self.task);
         let stochastic = &task.spec.file.stochastic;
         // Always the same draws in the same order, so that one knob does not move another.
@@ -83,11 +89,16 @@ impl ToolEnv {
         let task = Arc::clone(&self.task);
         let Some(tool) = task.spec.toolbox.iter().find(|tool| tool.name() == call.name) else {
             let names: Vec<&str> = task.spec.toolbox.iter().map(Tool::name).collect();
-            return Ok(format!("error: no tool `{}`; tools: {}", call.name, names.join(", ")));
+            return Ok(format!(
+                "error: no tool `{}`; tools: {}",
+                call.name,
+                names.join(", ")
+            ));
         };
         let arguments = &call.arguments;
         let text = |name: &str| tools::text(arguments, name);
-        let told = |result: Result<String, String>| result.unwrap_or_else(|reason| format!("error: {reason}"));
+        let told =
+            |result: Result<String, String>| result.unwrap_or_else(|reason| format!("error: {reason}"));
         Ok(match tool {
             Tool::Python => {
                 let code = match text("code") {
@@ -107,29 +118,22 @@ impl ToolEnv {
                 let judge = self.judge(answer, tests.file.is_some(), self.turn as u64)?;
                 reward::unit_tests::observe(&judge, tests).await?
             }
-            Tool::ListFiles => {
-                let session = self.workspace()?.session().await?;
-                told(files::list(session.directory()))
-            }
+            Tool::ListFiles => files::list(&self.workspace()?.files().await?),
             Tool::ReadFile => match text("path") {
-                Ok(path) => told(files::read(self.workspace()?.session().await?.directory(), path)),
+                Ok(path) => told(files::read(&self.workspace()?.files().await?, path)),
                 Err(reason) => reason,
             },
             Tool::WriteFile => match (text("path"), text("content")) {
                 (Ok(path), Ok(content)) => {
-                    let workspace = self.workspace()?;
-                    let quota = workspace.quota();
-                    let directory = workspace.session().await?.directory();
-                    told(files::write(directory, path, content.as_bytes(), quota).map(|()| "ok".to_owned()))
+                    let directory = self.workspace()?.files().await?;
+                    told(files::write(&directory, path, content.as_bytes()).map(|()| "ok".to_owned()))
                 }
                 (Err(reason), _) | (_, Err(reason)) => reason,
             },
             Tool::EditFile => match (text("path"), text("old"), text("new")) {
                 (Ok(path), Ok(old), Ok(new)) => {
-                    let workspace = self.workspace()?;
-                    let quota = workspace.quota();
-                    let directory = workspace.session().await?.directory();
-                    told(files::edit(directory, path, old, new, quota).map(|()| "ok".to_owned()))
+                    let directory = self.workspace()?.files().await?;
+                    told(files::edit(&directory, path, old, new).map(|()| "ok".to_owned()))
                 }
                 (Err(reason), _, _) | (_, Err(reason), _) | (_, _, Err(reason)) => reason,
             },
@@ -139,20 +143,38 @@ impl ToolEnv {
 
     /// What a reward rule or a test looks at.
     fn judge(&mut self, answer: &str, with_files: bool, salt: u64) -> Result<Judge, Unscored> {
-        let files = if with_files { self.workspace()?.snapshot()? } else { Default::default() };
+        let files = if with_files {
+            self.workspace()?.snapshot()
+        } else {
+            Default::default()
+        };
         let seed = seed::derive(self.seed, Purpose::Sandbox, &[1, salt]);
-        Ok(Judge::new(Arc::clone(&self.task), self.sandbox.clone(), seed, answer.to_owned(), files))
+        Ok(Judge::new(
+            Arc::clone(&self.task),
+            self.sandbox.clone(),
+            seed,
+            answer.to_owned(),
+            files,
+        ))
     }
 
     async fn score(&mut self, answer: &str) -> Result<StepResult, Unscored> {
         let task = Arc::clone(&self.task);
         let reward_spec = &task.spec.file.reward;
         let judge = self.judge(answer, reward_spec.rule.reads_files(), 0)?;
-        let effort = Effort { turns: self.turn, written_bytes: self.written_bytes };
+        let effort = Effort {
+            turns: self.turn,
+            written_bytes: self.written_bytes,
+        };
         let verdict = reward::score(reward_spec, &judge, effort).await?;
         let mut metrics = verdict.metrics;
         metrics.extend(self.totals());
-        Ok(StepResult { reward: verdict.reward, stop: Some(StopReason::Answered), metrics, ..StepResult::default() })
+        Ok(StepResult {
+            reward: verdict.reward,
+            stop: Some(StopReason::Answered),
+            metrics,
+            ..StepResult::default()
+        })
     }
 
     fn totals(&self) -> Vec<(String, f64)> {
@@ -168,7 +190,11 @@ impl ToolEnv {
         self.over = true;
         let mut metrics = vec![("reward/score".to_owned(), 0.0)];
         metrics.extend(self.totals());
-        StepResult { stop: Some(stop), metrics, ..StepResult::default() }
+        StepResult {
+            stop: Some(stop),
+            metrics,
+            ..StepResult::default()
+        }
     }
 }
 
@@ -184,15 +210,26 @@ impl Env for ToolEnv {
 
     async fn step(&mut self, reply: &Reply) -> Result<StepResult, Unscored> {
         if self.over {
-            return Err(Unscored { reason: "a step after the end of the episode".to_owned() });
+            return Err(Unscored {
+                reason: "a step after the end of the episode".to_owned(),
+            });
         }
         let turn = self.turn;
         self.turn += 1;
         self.written_bytes += reply.content.len();
-        let submits = self.task.spec.toolbox.iter().any(|tool| matches!(tool, Tool::Submit));
+        let submits = self
+            .task
+            .spec
+            .toolbox
+            .iter()
+            .any(|tool| matches!(tool, Tool::Submit));
         let mut answer = reply.answer.clone();
         if answer.is_none() && self.turn >= self.task.spec.max_turns {
-            let submitted = submits && reply.tool_calls.iter().any(|call| call.name == Tool::Submit.name());
+            let submitted = submits
+                && reply
+                    .tool_calls
+                    .iter()
+                    .any(|call| call.name == Tool::Submit.name());
             if !submitted {
                 return Ok(self.end(StopReason::MaxTurns));
             }
@@ -201,7 +238,11 @@ impl Env for ToolEnv {
         let mut result = StepResult::default();
         for call in reply.tool_calls.iter().take(MAX_CALLS_PER_TURN) {
             if submits && call.name == Tool::Submit.name() {
-                answer = Some(tools::text(&call.arguments, "answer").unwrap_or_default().to_owned());
+                answer = Some(
+                    tools::text(&call.arguments, "answer")
+                        .unwrap_or_default()
+                        .to_owned(),
+                );
                 break;
             }
             let (observation, latency_ms) = self.answer_call(call, &mut rng).await?;
@@ -211,7 +252,10 @@ impl Env for ToolEnv {
         if let Some(answer) = answer {
             self.over = true;
             let scored = self.score(&answer).await?;
-            return Ok(StepResult { latency_ms: result.latency_ms, ..scored });
+            return Ok(StepResult {
+                latency_ms: result.latency_ms,
+                ..scored
+            });
         }
         if result.observations.is_empty() {
             self.malformed += 1;
@@ -220,8 +264,14 @@ impl Env for ToolEnv {
                 (None, true) => "the turn was cut at its token limit",
                 (None, false) => "no tool call and no answer",
             };
-            let text = tools::cap(format!("error: {why}"), self.task.spec.file.limits.observation_bytes.get());
-            result.observations.push(Message { name: None, ..Message::new(Role::Tool, text) });
+            let text = tools::cap(
+                format!("error: {why}"),
+                self.task.spec.file.limits.observation_bytes.get(),
+            );
+            result.observations.push(Message {
+                name: None,
+                ..Message::new(Role::Tool, text)
+            });
         }
         Ok(result)
     }
@@ -272,24 +322,38 @@ mod tests {
         assert_eq!(noisy(text.clone(), 0.0, &mut rng()), text);
         let all = noisy(text.clone(), 1.0, &mut rng());
         for (before, after) in text.chars().zip(all.chars()) {
-            assert_eq!(before != after, before.is_ascii_alphanumeric(), "{before} {after}");
+            assert_eq!(
+                before != after,
+                before.is_ascii_alphanumeric(),
+                "{before} {after}"
+            );
             assert_eq!(before.is_ascii_digit(), after.is_ascii_digit());
             assert_eq!(before.is_ascii_uppercase(), after.is_ascii_uppercase());
         }
         // 6000 characters may change: 4 standard deviations of a share around 0.3 are 0.024.
-        let changed = text.chars().zip(noisy(text.clone(), 0.3, &mut rng()).chars()).filter(|(a, b)| a != b).count();
+        let changed = text
+            .chars()
+            .zip(noisy(text.clone(), 0.3, &mut rng()).chars())
+            .filter(|(a, b)| a != b)
+            .count();
         assert!((changed as f64 / 6000.0 - 0.3).abs() < 0.024, "{changed}");
     }
 
     #[test]
     fn latency_has_the_mean_and_spread_asked() {
         let value = |x| NonNegative::try_from(x).unwrap();
-        let latency = Latency { mean: value(100.0), sd: value(10.0) };
+        let latency = Latency {
+            mean: value(100.0),
+            sd: value(10.0),
+        };
         let mut rng = seed::stream(3, Purpose::Environment, &[0]);
         let draws: Vec<f64> = (0..4000).map(|_| normal(latency, &mut rng)).collect();
         let mean = draws.iter().sum::<f64>() / 4000.0;
         let sd = (draws.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 4000.0).sqrt();
         // Standard errors: 10 / sqrt(4000) = 0.16 and 10 / sqrt(8000) = 0.11; four of each.
-        assert!((mean - 100.0).abs() < 0.64 && (sd - 10.0).abs() < 0.45, "{mean} {sd}");
+        assert!(
+            (mean - 100.0).abs() < 0.64 && (sd - 10.0).abs() < 0.45,
+            "{mean} {sd}"
+        );
     }
 }

@@ -1,90 +1,44 @@
 //! Runs untrusted Python in process, in a booted CPython component under wasmtime.
+//!
+//! [`Sandbox::open`] loads the guest (compiled on first use), [`Sandbox::run`] executes code in a fresh copy of the booted
+//! interpreter, [`Sandbox::session`] keeps one copy over the turns of an episode. Whatever the code does comes back as a typed
+//! [`Outcome`]; an `Err` means that the host failed.
+//!
+//! ```text
+//! guest.wasm.zst -> compile, cache -> InstancePre -> Instance (store, limits, clock, files, RNG)
+//!                                                       | JSON request      ^ JSON claim, checked
+//!                                                       v                   |
+//!                                                    handle() in __main__, calls the host only through WASI and `host.call`
+//! ```
+//!
+//! # Invariants
+//! - Default deny: no network, no environment, no host directory, no host clock. Nothing to grant them either.
+//! - Every limit of [`Policy`] ends in a typed status or a Python exception, with the host unharmed.
+//! - Output, files, time and randomness are functions of the code, its input and the seed.
+//! - An exit code is never a verdict: values leave as [`Plain`] data and the host compares.
+//! - Dropping a future or a [`Session`] leaves nothing running and nothing on disk.
+//!
+//! Not covered: side channels of the CPU, and other users who may write to the cache directory of compiled guests.
 
+mod against;
+mod clock;
+mod engine;
+mod error;
+mod fs;
+mod guest;
+mod host;
+mod instance;
 mod outcome;
 mod plain;
 mod policy;
+mod sandbox;
+mod session;
+mod stdio;
 
+pub use error::SandboxError;
+pub use fs::{FileEntry, FileError, Files};
 pub use outcome::{Outcome, Status};
-pub use plain::Plain;
+pub use plain::{NotPlain, Plain};
 pub use policy::Policy;
-
-use std::path::PathBuf;
-
-/// A failure of the host (not of the guest's code).
-#[derive(Debug, thiserror::Error)]
-pub enum SandboxError {
-    /// The engine, guest or file system failed.
-    #[error("{0}")]
-    Host(String),
-}
-
-/// Where the compiled guest is cached and how progress is told.
-#[derive(Default)]
-pub struct SandboxOptions {
-    /// Directory of compiled guests; `None` is the user's cache directory.
-    pub cache_dir: Option<PathBuf>,
-    /// Called with one line when something slow starts (the first compilation takes 11-19 s).
-    pub on_progress: Option<Box<dyn Fn(&str) + Send + Sync>>,
-}
-
-/// A compiled guest and the engine it runs on; cheap to clone, shared by every episode of the process.
-#[derive(Clone)]
-pub struct Sandbox {}
-
-impl Sandbox {
-    /// Loads the embedded guest, compiling it on first use.
-    pub fn open(_options: SandboxOptions) -> Result<Self, SandboxError> {
-        unimplemented!()
-    }
-
-    /// Runs `code` once in a fresh instance and drops it.
-    pub async fn run(&self, _code: &str, _stdin: &[u8], _policy: &Policy, _seed: u64) -> Result<Outcome, SandboxError> {
-        unimplemented!()
-    }
-
-    /// Opens an instance whose interpreter state and files survive between calls.
-    pub async fn session(&self, _policy: &Policy, _seed: u64) -> Result<Session, SandboxError> {
-        unimplemented!()
-    }
-}
-
-/// One live instance: interpreter state, files, virtual clock and RNG of one episode. Dropping it leaves nothing running.
-pub struct Session {}
-
-impl Session {
-    /// Executes `code` in the session's `__main__`; the value of a last bare expression is *not* echoed.
-    pub async fn exec(&mut self, _code: &str, _stdin: &[u8]) -> Result<Outcome, SandboxError> {
-        unimplemented!()
-    }
-
-    /// Evaluates an expression in `__main__`; `Outcome::value` is its plain value (`Raised { kind: "NotPlain" }` otherwise).
-    pub async fn eval(&mut self, _expression: &str) -> Result<Outcome, SandboxError> {
-        unimplemented!()
-    }
-
-    /// Calls the global `function` with plain arguments; `Outcome::value` is the plain result.
-    pub async fn call(&mut self, _function: &str, _args: &[Plain]) -> Result<Outcome, SandboxError> {
-        unimplemented!()
-    }
-
-    /// Runs assert-style test code in *this* (trusted) session against `candidate` (untrusted): inside the test code the
-    /// global `name` is a proxy whose calls cross through the host as plain data.
-    pub async fn exec_against(
-        &mut self,
-        _tests: &str,
-        _name: &str,
-        _candidate: &mut Session,
-    ) -> Result<Outcome, SandboxError> {
-        unimplemented!()
-    }
-
-    /// Host path of the episode directory (`/work` in the guest). Removed on drop.
-    pub fn directory(&self) -> &std::path::Path {
-        unimplemented!()
-    }
-
-    /// False once a fatal status was returned.
-    pub fn is_alive(&self) -> bool {
-        unimplemented!()
-    }
-}
+pub use sandbox::{Progress, Sandbox, SandboxOptions};
+pub use session::Session;

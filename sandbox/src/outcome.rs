@@ -22,6 +22,11 @@ pub enum Status {
         /// `str(exception)`, cut to a few hundred characters.
         message: String,
     },
+    /// The code ended the process itself (`os._exit`, an abort with an exit code); the session is dead. **Never a verdict.**
+    Aborted {
+        /// Process-style exit code.
+        code: i32,
+    },
     /// The deadline passed (in the guest or inside a host call).
     TimedOut,
     /// The fuel budget ran out.

@@ -37,9 +37,13 @@ pub(crate) fn equal(actual: &Plain, expected: &Plain, tolerance: Tolerance) -> b
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b, tolerance))
         }
         (Plain::Dict(a), Plain::Dict(b)) => {
-            let (Some(a), Some(b)) = (by_key(a), by_key(b)) else { return false };
+            let (Some(a), Some(b)) = (by_key(a), by_key(b)) else {
+                return false;
+            };
             a.len() == b.len()
-                && a.iter().zip(&b).all(|((ka, va), (kb, vb))| ka == kb && equal(va, vb, tolerance))
+                && a.iter()
+                    .zip(&b)
+                    .all(|((ka, va), (kb, vb))| ka == kb && equal(va, vb, tolerance))
         }
         (Plain::Float(_), _) | (_, Plain::Float(_)) if !tolerance.is_exact() => {
             match (as_number(actual), as_number(expected)) {
@@ -76,7 +80,9 @@ fn key(plain: &Plain) -> Option<String> {
         Plain::Int(digits) => format!("#{}", integer(digits)),
         // `{:.0}` prints every digit of an integral float, so that it meets the integer it equals.
         Plain::Float(x) if x.is_nan() => return None,
-        Plain::Float(x) if x.is_finite() && x.fract().abs() <= 0.0 => format!("#{}", integer(&format!("{x:.0}"))),
+        Plain::Float(x) if x.is_finite() && x.fract().abs() <= 0.0 => {
+            format!("#{}", integer(&format!("{x:.0}")))
+        }
         Plain::Float(x) => format!("~{:016x}", x.to_bits()),
         Plain::Str(s) => format!("s{}:{s}", s.len()),
         Plain::Bytes(b) => format!("b{}:{b:02x?}", b.len()),
@@ -118,7 +124,14 @@ mod tests {
 
     fn check(a: &str, b: &str, tolerance: f64) -> bool {
         let (a, b) = (parse_literal(a).unwrap(), parse_literal(b).unwrap());
-        equal(&a, &b, Tolerance { absolute: tolerance, relative: 0.0 })
+        equal(
+            &a,
+            &b,
+            Tolerance {
+                absolute: tolerance,
+                relative: 0.0,
+            },
+        )
     }
 
     /// Every line was answered by CPython 3 (tolerance 0).
@@ -142,7 +155,11 @@ mod tests {
             ("{1, 2}", "{1, 3}", false),
             ("9007199254740993", "9007199254740993.0", false),
             ("9007199254740992", "9007199254740993.0", true),
-            ("123456789012345678901234567890", "123456789012345678901234567890", true),
+            (
+                "123456789012345678901234567890",
+                "123456789012345678901234567890",
+                true,
+            ),
             ("0.1", "0.10000000000000001", true),
             ("0.3", "0.30000000000000004", false),
             ("1e400", "1e500", true),
@@ -157,10 +174,17 @@ mod tests {
     #[test]
     fn nan_equals_nothing() {
         let nan = Plain::Float(f64::NAN);
-        let near = Tolerance { absolute: 1.0, relative: 1.0 };
+        let near = Tolerance {
+            absolute: 1.0,
+            relative: 1.0,
+        };
         assert!(!equal(&nan, &nan, Tolerance::default()));
         assert!(!equal(&nan, &nan, near));
-        assert!(!equal(&Plain::List(vec![nan.clone()]), &Plain::List(vec![nan]), near));
+        assert!(!equal(
+            &Plain::List(vec![nan.clone()]),
+            &Plain::List(vec![nan]),
+            near
+        ));
     }
 
     #[test]

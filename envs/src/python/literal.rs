@@ -52,7 +52,11 @@ impl Reader<'_> {
             '(' => {
                 self.eat("(");
                 let (mut items, comma) = self.items(")")?;
-                if items.len() == 1 && !comma { items.remove(0) } else { Plain::Tuple(items) }
+                if items.len() == 1 && !comma {
+                    items.remove(0)
+                } else {
+                    Plain::Tuple(items)
+                }
             }
             '{' => self.braces()?,
             '\'' | '"' => Plain::Str(self.strings()?),
@@ -114,12 +118,20 @@ impl Reader<'_> {
     }
 
     fn word(&mut self) -> Option<Plain> {
-        if let Some(body) = self.rest.strip_prefix("b'").or_else(|| self.rest.strip_prefix("b\"")) {
+        if let Some(body) = self
+            .rest
+            .strip_prefix("b'")
+            .or_else(|| self.rest.strip_prefix("b\""))
+        {
             let quote = self.rest.as_bytes()[1];
             let (bytes, rest) = quoted(body, char::from(quote), true)?;
             self.rest = rest;
             // Escapes of bytes never exceed one byte, and plain characters must be ASCII.
-            return bytes.chars().map(|c| u8::try_from(u32::from(c)).ok()).collect::<Option<_>>().map(Plain::Bytes);
+            return bytes
+                .chars()
+                .map(|c| u8::try_from(u32::from(c)).ok())
+                .collect::<Option<_>>()
+                .map(Plain::Bytes);
         }
         for (word, value) in [
             ("None", Plain::None),
@@ -143,7 +155,9 @@ impl Reader<'_> {
         let mut text = String::new();
         loop {
             self.space();
-            let Some(quote @ ('\'' | '"')) = self.rest.chars().next() else { break };
+            let Some(quote @ ('\'' | '"')) = self.rest.chars().next() else {
+                break;
+            };
             let triple: String = std::iter::repeat_n(quote, 3).collect();
             if self.rest.starts_with(&triple) {
                 return None;
@@ -178,7 +192,13 @@ impl Reader<'_> {
             Some("0b") => 2,
             _ => 10,
         };
-        let signed = |body: String| if negative && body != "0" { format!("-{body}") } else { body };
+        let signed = |body: String| {
+            if negative && body != "0" {
+                format!("-{body}")
+            } else {
+                body
+            }
+        };
         if radix != 10 {
             let value = u128::from_str_radix(&digits[2..], radix).ok()?;
             return Some(Plain::Int(signed(value.to_string())));
@@ -188,7 +208,11 @@ impl Reader<'_> {
             if body.len() != digits.len() && !body.is_empty() {
                 return None; // `007` is a syntax error
             }
-            return Some(Plain::Int(signed(if body.is_empty() { "0".to_owned() } else { body.to_owned() })));
+            return Some(Plain::Int(signed(if body.is_empty() {
+                "0".to_owned()
+            } else {
+                body.to_owned()
+            })));
         }
         let value: f64 = digits.parse().ok()?;
         Some(Plain::Float(if negative { -value } else { value }))
@@ -200,7 +224,8 @@ impl Reader<'_> {
         let hex = bytes.first() == Some(&b'0') && matches!(bytes.get(1), Some(b'x' | b'X'));
         let mut end = 0;
         while let Some(&b) = bytes.get(end) {
-            let exponent_sign = (b == b'-' || b == b'+') && !hex && end > 0 && matches!(bytes[end - 1], b'e' | b'E');
+            let exponent_sign =
+                (b == b'-' || b == b'+') && !hex && end > 0 && matches!(bytes[end - 1], b'e' | b'E');
             if !(b.is_ascii_alphanumeric() || b == b'.' || b == b'_' || exponent_sign) {
                 break;
             }
@@ -276,10 +301,16 @@ mod tests {
             ("(1)", int("1")),
             ("(1,)", Plain::Tuple(vec![int("1")])),
             ("()", Plain::Tuple(vec![])),
-            ("[1, [2],]", Plain::List(vec![int("1"), Plain::List(vec![int("2")])])),
+            (
+                "[1, [2],]",
+                Plain::List(vec![int("1"), Plain::List(vec![int("2")])]),
+            ),
             ("{1, 2}", Plain::Set(vec![int("1"), int("2")])),
             ("{}", Plain::Dict(vec![])),
-            ("{'a': None}", Plain::Dict(vec![(Plain::Str("a".to_owned()), Plain::None)])),
+            (
+                "{'a': None}",
+                Plain::Dict(vec![(Plain::Str("a".to_owned()), Plain::None)]),
+            ),
         ] {
             assert_eq!(parse(text), Some(expected), "{text}");
         }
@@ -287,7 +318,10 @@ mod tests {
 
     #[test]
     fn leaves_the_rest_to_an_interpreter() {
-        for text in ["", "x", "2**3", "1 + 1", "f(1)", "007", "[1", "1 2", "'a", "Nonesuch", "[,]", "1__0", "f'x'", "[1,,2]", "1.2.3"] {
+        for text in [
+            "", "x", "2**3", "1 + 1", "f(1)", "007", "[1", "1 2", "'a", "Nonesuch", "[,]", "1__0", "f'x'",
+            "[1,,2]", "1.2.3",
+        ] {
             assert_eq!(parse(text), None, "{text}");
         }
         assert_eq!(parse(&"[".repeat(5000)), None);
@@ -298,7 +332,9 @@ mod tests {
             Just(Plain::None),
             any::<bool>().prop_map(Plain::Bool),
             any::<i128>().prop_map(|i| Plain::Int(i.to_string())),
-            any::<f64>().prop_filter("finite", |x| x.is_finite()).prop_map(Plain::Float),
+            any::<f64>()
+                .prop_filter("finite", |x| x.is_finite())
+                .prop_map(Plain::Float),
             "[a-zé'\"\\\\\n]{0,8}".prop_map(Plain::Str),
             proptest::collection::vec(any::<u8>(), 0..6).prop_map(Plain::Bytes),
         ];

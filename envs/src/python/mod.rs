@@ -18,9 +18,11 @@ pub(crate) fn to_plain(value: &Value) -> Plain {
         Value::Number(n) => Plain::Int(n.to_string()),
         Value::String(s) => Plain::Str(s.clone()),
         Value::Array(items) => Plain::List(items.iter().map(to_plain).collect()),
-        Value::Object(map) => {
-            Plain::Dict(map.iter().map(|(k, v)| (Plain::Str(k.clone()), to_plain(v))).collect())
-        }
+        Value::Object(map) => Plain::Dict(
+            map.iter()
+                .map(|(k, v)| (Plain::Str(k.clone()), to_plain(v)))
+                .collect(),
+        ),
     }
 }
 
@@ -33,10 +35,15 @@ pub(crate) fn to_json(plain: &Plain) -> Result<Value, String> {
         Plain::None => Value::Null,
         Plain::Bool(b) => Value::Bool(*b),
         Plain::Int(digits) => {
-            let number = digits.parse::<i64>().map(Number::from).or_else(|_| digits.parse::<u64>().map(Number::from));
+            let number = digits
+                .parse::<i64>()
+                .map(Number::from)
+                .or_else(|_| digits.parse::<u64>().map(Number::from));
             Value::Number(number.map_err(|_| format!("the integer {digits} does not fit 64 bits"))?)
         }
-        Plain::Float(x) => Value::Number(Number::from_f64(*x).ok_or_else(|| format!("{x} has no JSON form"))?),
+        Plain::Float(x) => {
+            Value::Number(Number::from_f64(*x).ok_or_else(|| format!("{x} has no JSON form"))?)
+        }
         Plain::Str(s) => Value::String(s.clone()),
         Plain::List(items) | Plain::Tuple(items) => {
             Value::Array(items.iter().map(to_json).collect::<Result<_, _>>()?)
@@ -55,7 +62,9 @@ pub(crate) fn to_map(pairs: &[(Plain, Plain)]) -> Result<Map<String, Value>, Str
     pairs
         .iter()
         .map(|(key, value)| match key {
-            Plain::Str(key) => to_json(value).map(|value| (key.clone(), value)).map_err(|e| format!("`{key}`: {e}")),
+            Plain::Str(key) => to_json(value)
+                .map(|value| (key.clone(), value))
+                .map_err(|e| format!("`{key}`: {e}")),
             other => Err(format!("keys must be str; got {}", show(other))),
         })
         .collect()
@@ -86,7 +95,10 @@ pub(crate) fn show(plain: &Plain) -> String {
         Plain::Set(items) if items.is_empty() => "set()".to_owned(),
         Plain::Set(items) => format!("{{{}}}", list(items)),
         Plain::Dict(pairs) => {
-            let body: Vec<String> = pairs.iter().map(|(k, v)| format!("{}: {}", show(k), show(v))).collect();
+            let body: Vec<String> = pairs
+                .iter()
+                .map(|(k, v)| format!("{}: {}", show(k), show(v)))
+                .collect();
             format!("{{{}}}", body.join(", "))
         }
     }

@@ -15,8 +15,13 @@ use crate::tools::python::observation;
 /// The number the checker returned.
 pub(super) async fn score(judge: &Judge, checker: &Checker) -> Result<f64, Unscored> {
     let policy = judge.task.spec.policy();
-    let failed = |what: &str| Unscored { reason: format!("the checker failed: {what}") };
-    let mut session = judge.sandbox.session(&policy, seed::derive(judge.seed, Purpose::Sandbox, &[2])).await?;
+    let failed = |what: &str| Unscored {
+        reason: format!("the checker failed: {what}"),
+    };
+    let mut session = judge
+        .sandbox
+        .session(&policy, seed::derive(judge.seed, Purpose::Sandbox, &[2]))
+        .await?;
     let timeout_sec = policy.deadline.as_secs_f64();
     let defined = session.exec(&checker.0, b"").await?;
     if !defined.status.is_success() {
@@ -29,8 +34,16 @@ pub(super) async fn score(judge: &Judge, checker: &Checker) -> Result<f64, Unsco
         };
         (Plain::Str(path.clone()), content)
     });
-    let row = judge.task.row.iter().map(|(name, value)| (Plain::Str(name.clone()), python::to_plain(value)));
-    let arguments = [Plain::Dict(row.collect()), Plain::Str(judge.answer.clone()), Plain::Dict(files.collect())];
+    let row = judge
+        .task
+        .row
+        .iter()
+        .map(|(name, value)| (Plain::Str(name.clone()), python::to_plain(value)));
+    let arguments = [
+        Plain::Dict(row.collect()),
+        Plain::Str(judge.answer.clone()),
+        Plain::Dict(files.collect()),
+    ];
     let returned = session.call("reward", &arguments).await?;
     if !returned.status.is_success() {
         return Err(failed(&observation(&returned, timeout_sec)));
@@ -44,7 +57,10 @@ pub(super) async fn score(judge: &Judge, checker: &Checker) -> Result<f64, Unsco
     match value {
         Some(score) if (0.0..=1.0).contains(&score) => Ok(score),
         _ => {
-            let got = returned.value.as_ref().map_or_else(|| "nothing".to_owned(), python::show);
+            let got = returned
+                .value
+                .as_ref()
+                .map_or_else(|| "nothing".to_owned(), python::show);
             Err(failed(&format!("expected a number in [0, 1]; got {got}")))
         }
     }

@@ -17,7 +17,7 @@ use mipu_sandbox::Sandbox;
 use crate::env::Unscored;
 use crate::spec::{Expected, RewardSpec, Rule, UnitTests};
 use crate::task::Task;
-use crate::template::{Fields, RenderError, Template};
+use crate::template::{Fields, RenderError, Template, ValueTemplate};
 
 mod futures {
     //! Recursion through an async function needs a boxed future.
@@ -59,7 +59,14 @@ impl Judge {
         files: BTreeMap<String, Vec<u8>>,
     ) -> Self {
         let fields = Fields::of(&task.row);
-        Self { task, sandbox, seed, answer, files, fields }
+        Self {
+            task,
+            sandbox,
+            seed,
+            answer,
+            files,
+            fields,
+        }
     }
 
     /// A template over the row.
@@ -75,7 +82,9 @@ impl Judge {
 
 impl From<RenderError> for Unscored {
     fn from(error: RenderError) -> Self {
-        Self { reason: error.to_string() }
+        Self {
+            reason: error.to_string(),
+        }
     }
 }
 
@@ -105,10 +114,13 @@ pub(crate) async fn score(spec: &RewardSpec, judge: &Judge, effort: Effort) -> R
     let mut metrics = Vec::new();
     let score = evaluate(&spec.rule, judge, spec.partial, &mut metrics).await?;
     metrics.insert(0, ("reward/score".to_owned(), score));
-    Ok(Verdict { reward: settle(spec, score, effort), metrics })
+    Ok(Verdict {
+        reward: settle(spec, score, effort),
+        metrics,
+    })
 }
 
-fn settle(spec: &RewardSpec, score: f64, effort: Effort) -> f64 {
+pub(crate) fn settle(spec: &RewardSpec, score: f64, effort: Effort) -> f64 {
     let earned = match (score >= 1.0 - ROUNDING, spec.partial) {
         (true, _) => 1.0,
         (false, true) => score,
@@ -134,8 +146,15 @@ fn evaluate<'a>(
             Rule::Regex(pattern) => text::search(answer, &judge.render(&pattern.0)?)?,
             Rule::Format(pattern) => text::full_match(answer, &judge.render(&pattern.0)?)?,
             Rule::Contains(phrases) => {
-                let phrases = phrases.0.iter().map(|phrase| judge.render(phrase)).collect::<Result<Vec<_>, _>>()?;
-                let present = phrases.iter().filter(|phrase| answer.contains(phrase.as_str())).count();
+                let phrases = phrases
+                    .0
+                    .iter()
+                    .map(|phrase| judge.render(phrase))
+                    .collect::<Result<Vec<_>, _>>()?;
+                let present = phrases
+                    .iter()
+                    .filter(|phrase| answer.contains(phrase.as_str()))
+                    .count();
                 present as f64 / phrases.len() as f64
             }
             Rule::Json(rule) => json::score(answer, rule, &judge.fields)?,
@@ -211,7 +230,15 @@ impl Rule {
             Self::Numeric(numeric) => found.push((&numeric.expected, false)),
             Self::Regex(pattern) | Self::Format(pattern) => found.push((&pattern.0, false)),
             Self::Contains(phrases) => found.extend(phrases.0.iter().map(|phrase| (phrase, false))),
-            Self::Json(_) | Self::Python(_) => {}
+            Self::Json(rule) => {
+                let values = rule.equals.iter().chain(rule.includes.values());
+                found.extend(
+                    values
+                        .flat_map(ValueTemplate::templates)
+                        .map(|template| (template, false)),
+                );
+            }
+            Self::Python(_) => {}
             Self::UnitTests(tests) => tests.templates(found),
             Self::All(rules) | Self::Any(rules) => rules.iter().for_each(|rule| rule.templates(found)),
             Self::Weighted(parts) => parts.iter().for_each(|part| part.rule.templates(found)),
@@ -223,7 +250,12 @@ impl UnitTests {
     /// Every template of the tests, and whether it may read `answer`.
     pub(crate) fn templates<'a>(&'a self, found: &mut Vec<(&'a Template, bool)>) {
         found.push((&self.source, true));
-        found.extend([&self.file, &self.tests, &self.entry].into_iter().flatten().map(|template| (template, false)));
+        found.extend(
+            [&self.file, &self.tests, &self.entry]
+                .into_iter()
+                .flatten()
+                .map(|template| (template, false)),
+        );
         match &self.cases {
             crate::spec::CaseList::FromRow(template) => found.push((template, false)),
             crate::spec::CaseList::Listed(cases) => {
@@ -248,7 +280,10 @@ mod tests {
 
     #[test]
     fn the_reward_settles_as_computed_by_hand() {
-        let effort = Effort { turns: 3, written_bytes: 100 };
+        let effort = Effort {
+            turns: 3,
+            written_bytes: 100,
+        };
         for (yaml, score, expected) in [
             ("exact: x", 1.0, 1.0),
             ("exact: x", 0.99, 0.0),

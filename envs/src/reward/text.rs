@@ -17,15 +17,26 @@ pub(super) fn exact(answer: &str, expected: &str) -> f64 {
 /// 1 if the answer is a number near the expected one.
 pub(super) fn numeric(answer: &str, expected: &str, rule: &Numeric) -> Result<f64, Unscored> {
     let Some(expected) = number(expected) else {
-        return Err(Unscored { reason: format!("the expected value {expected:?} is not a number") });
+        return Err(Unscored {
+            reason: format!("the expected value {expected:?} is not a number"),
+        });
     };
-    let tolerance = Tolerance { absolute: rule.tolerance.get(), relative: rule.relative.get() };
-    Ok(verdict(number(answer).is_some_and(|answer| tolerance.accepts(answer, expected))))
+    let tolerance = Tolerance {
+        absolute: rule.tolerance.get(),
+        relative: rule.relative.get(),
+    };
+    Ok(verdict(
+        number(answer).is_some_and(|answer| tolerance.accepts(answer, expected)),
+    ))
 }
 
 /// A finite number as people write it: `1,234.5`, `$3`, `3/4`, `1e3`, a trailing full stop.
 fn number(text: &str) -> Option<f64> {
-    let text = text.trim().trim_end_matches('.').trim_start_matches('$').replace(',', "");
+    let text = text
+        .trim()
+        .trim_end_matches('.')
+        .trim_start_matches('$')
+        .replace(',', "");
     let value = match text.split_once('/') {
         Some((above, below)) => plain_number(above)? / plain_number(below)?,
         None => plain_number(&text)?,
@@ -36,7 +47,14 @@ fn number(text: &str) -> Option<f64> {
 fn plain_number(text: &str) -> Option<f64> {
     let text = text.trim();
     // `parse` also reads `inf`, `nan` and `infinity`.
-    if text.chars().any(|c| c.is_ascii_alphabetic() && !matches!(c, 'e' | 'E')) { None } else { text.parse().ok() }
+    if text
+        .chars()
+        .any(|c| c.is_ascii_alphabetic() && !matches!(c, 'e' | 'E'))
+    {
+        None
+    } else {
+        text.parse().ok()
+    }
 }
 
 /// 1 if the answer contains a match.
@@ -51,7 +69,9 @@ pub(super) fn full_match(answer: &str, pattern: &str) -> Result<f64, Unscored> {
 
 fn matches(answer: &str, pattern: &str) -> Result<f64, Unscored> {
     let regex = RegexBuilder::new(pattern).size_limit(PATTERN_BYTES).build();
-    let regex = regex.map_err(|error| Unscored { reason: format!("pattern {pattern:?}: {error}") })?;
+    let regex = regex.map_err(|error| Unscored {
+        reason: format!("pattern {pattern:?}: {error}"),
+    })?;
     Ok(verdict(regex.is_match(answer)))
 }
 
@@ -78,7 +98,8 @@ mod tests {
 
     #[test]
     fn numeric_reads_numbers_as_people_write_them() {
-        let rule: Numeric = serde_saphyr::from_str("{expected: x, tolerance: 0.01, relative: 0.001}").unwrap();
+        let rule: Numeric =
+            serde_saphyr::from_str("{expected: x, tolerance: 0.01, relative: 0.001}").unwrap();
         for (answer, expected, score) in [
             ("1,234.5", "1234.5", 1.0),
             ("$3.", "3", 1.0),
@@ -95,19 +116,39 @@ mod tests {
             ("about 3", "3", 0.0),
             ("-3", "3", 0.0),
         ] {
-            assert!((numeric(answer, expected, &rule).unwrap() - score).abs() < 1e-12, "{answer:?}");
+            assert!(
+                (numeric(answer, expected, &rule).unwrap() - score).abs() < 1e-12,
+                "{answer:?}"
+            );
         }
-        assert!(numeric("1", "one", &rule).is_err(), "a bad gold value is the task's fault");
+        assert!(
+            numeric("1", "one", &rule).is_err(),
+            "a bad gold value is the task's fault"
+        );
     }
 
     #[test]
     fn format_matches_whole_answers_and_regex_parts() {
         let operator = r"[ab][+\-*%][ab]";
-        for (answer, whole, part) in [("a+b", 1.0, 1.0), ("a+b\n", 0.0, 1.0), ("a+b+a", 0.0, 1.0), ("ab", 0.0, 0.0)] {
-            assert!((full_match(answer, operator).unwrap() - whole).abs() < 1e-12, "{answer:?}");
-            assert!((search(answer, operator).unwrap() - part).abs() < 1e-12, "{answer:?}");
+        for (answer, whole, part) in [
+            ("a+b", 1.0, 1.0),
+            ("a+b\n", 0.0, 1.0),
+            ("a+b+a", 0.0, 1.0),
+            ("ab", 0.0, 0.0),
+        ] {
+            assert!(
+                (full_match(answer, operator).unwrap() - whole).abs() < 1e-12,
+                "{answer:?}"
+            );
+            assert!(
+                (search(answer, operator).unwrap() - part).abs() < 1e-12,
+                "{answer:?}"
+            );
         }
-        assert!((full_match("b", "a|b").unwrap() - 1.0).abs() < 1e-12, "alternatives are grouped");
+        assert!(
+            (full_match("b", "a|b").unwrap() - 1.0).abs() < 1e-12,
+            "alternatives are grouped"
+        );
         assert!(search("x", "(").is_err());
     }
 }

@@ -52,18 +52,37 @@ async fn run(judge: &Judge, tests: &UnitTests, partial: bool) -> Result<Report, 
     let cases = ready_cases(judge, tests).await?;
     let total = cases.len() + usize::from(tests.tests.is_some());
     if total == 0 {
-        return Err(Unscored { reason: "the row has no test case".to_owned() });
+        return Err(Unscored {
+            reason: "the row has no test case".to_owned(),
+        });
     }
-    let mut report = Report { passed: 0, total, failure: None };
+    let mut report = Report {
+        passed: 0,
+        total,
+        failure: None,
+    };
     let source = match source(judge, tests)? {
         Ok(source) => source,
-        Err(missing) => return Ok(Report { failure: Some(missing), ..report }),
+        Err(missing) => {
+            return Ok(Report {
+                failure: Some(missing),
+                ..report
+            });
+        }
     };
     let mut candidate = match Candidate::open(judge, tests, &source).await? {
         Ok(candidate) => candidate,
-        Err(failure) => return Ok(Report { failure: Some(failure), ..report }),
+        Err(failure) => {
+            return Ok(Report {
+                failure: Some(failure),
+                ..report
+            });
+        }
     };
-    let tolerance = Tolerance { absolute: tests.tolerance.get(), relative: 0.0 };
+    let tolerance = Tolerance {
+        absolute: tests.tolerance.get(),
+        relative: 0.0,
+    };
     for case in &cases {
         let failure = candidate.check(case, tolerance).await?;
         report.passed += usize::from(failure.is_none());
@@ -80,7 +99,9 @@ async fn run(judge: &Judge, tests: &UnitTests, partial: bool) -> Result<Report, 
         }
     }
     if let (Some(code), Some(entry)) = (&tests.tests, &tests.entry) {
-        let failure = candidate.assert(judge, &judge.render(code)?, &judge.render(entry)?).await?;
+        let failure = candidate
+            .assert(judge, &judge.render(code)?, &judge.render(entry)?)
+            .await?;
         report.passed += usize::from(failure.is_none());
         report.failure = report.failure.or(failure);
     }
@@ -89,7 +110,9 @@ async fn run(judge: &Judge, tests: &UnitTests, partial: bool) -> Result<Report, 
 
 /// The candidate's code; the inner error is for the agent.
 fn source(judge: &Judge, tests: &UnitTests) -> Result<Result<String, String>, Unscored> {
-    let Some(path) = &tests.file else { return judge.render_with_answer(&tests.source).map(Ok) };
+    let Some(path) = &tests.file else {
+        return judge.render_with_answer(&tests.source).map(Ok);
+    };
     let path = judge.render(path)?;
     Ok(match judge.files.get(&path) {
         Some(content) => String::from_utf8(content.clone()).map_err(|_| format!("{path} is not UTF-8 text")),
@@ -111,7 +134,10 @@ impl Candidate {
             policy.deadline = seconds.duration();
         }
         let timeout_sec = policy.deadline.as_secs_f64();
-        let mut session = judge.sandbox.session(&policy, seed::derive(judge.seed, Purpose::Sandbox, &[3])).await?;
+        let mut session = judge
+            .sandbox
+            .session(&policy, seed::derive(judge.seed, Purpose::Sandbox, &[3]))
+            .await?;
         let outcome = session.exec(source, b"").await?;
         let raised = matches!(outcome.status, Status::Raised { .. });
         if raised || !session.is_alive() {
@@ -126,9 +152,11 @@ impl Candidate {
         let outcome = self.session.eval(&case.call).await?;
         let problem = match (&outcome.value, outcome.status.is_success()) {
             (Some(value), true) if python::equal(value, &case.expected, tolerance) => None,
-            (Some(value), true) => {
-                Some(format!("expected {}, got {}", python::show(&case.expected), python::show(value)))
-            }
+            (Some(value), true) => Some(format!(
+                "expected {}, got {}",
+                python::show(&case.expected),
+                python::show(value)
+            )),
             _ => Some(last_line(&outcome, self.timeout_sec)),
         };
         Ok(problem.map(|problem| format!("{}: {problem}", case.call)))
@@ -136,18 +164,11 @@ impl Candidate {
 
     /// What is wrong according to assert-style code, if anything.
     async fn assert(&mut self, judge: &Judge, code: &str, entry: &str) -> Result<Option<String>, Unscored> {
-        const REACHED: &str = "_mipu_reached_the_end";
         let policy = judge.task.spec.policy();
         let mut trusted = judge.sandbox.session(&policy, seed::derive(judge.seed, Purpose::Sandbox, &[4])).await?;
-        let marked = format!("{code}\n{REACHED} = True\n");
-        let outcome = trusted.exec_against(&marked, entry, &mut self.session).await?;
-        if !outcome.status.is_success() {
-            return Ok(Some(last_line(&outcome, self.timeout_sec)));
-        }
-        // A `SystemExit` that a candidate raises through the proxy also looks like success: only the mark counts.
-        let mark = trusted.eval(REACHED).await?;
-        let reached = matches!(mark.value, Some(Plain::Bool(true)));
-        Ok((!reached).then(|| "the tests were left before their end".to_owned()))
+        let outcome = trusted.exec_against(code, entry, &mut self.session).await?;
+        // What leaves the candidate, `SystemExit` included, arrives as an ordinary exception: only the end of the tests is success.
+        Ok((!outcome.status.is_success()).then(|| last_line(&outcome, self.timeout_sec)))
     }
 }
 
@@ -166,18 +187,28 @@ async fn ready_cases(judge: &Judge, tests: &UnitTests) -> Result<Vec<ReadyCase>,
         }
         CaseList::FromRow(template) => {
             let Value::Array(items) = template.evaluate(&judge.fields)? else {
-                return Err(Unscored { reason: "`cases` must be a list".to_owned() });
+                return Err(Unscored {
+                    reason: "`cases` must be a list".to_owned(),
+                });
             };
             for item in items {
                 match (item.get("call"), item.get("expect")) {
-                    (Some(Value::String(call)), Some(expected)) => cases.push((call.clone(), expected.clone())),
-                    _ => return Err(Unscored { reason: format!("a case needs `call` and `expect`; got {item}") }),
+                    (Some(Value::String(call)), Some(expected)) => {
+                        cases.push((call.clone(), expected.clone()))
+                    }
+                    _ => {
+                        return Err(Unscored {
+                            reason: format!("a case needs `call` and `expect`; got {item}"),
+                        });
+                    }
                 }
             }
         }
     }
     if cases.len() > MAX_CASES {
-        return Err(Unscored { reason: format!("{} test cases; the limit is {MAX_CASES}", cases.len()) });
+        return Err(Unscored {
+            reason: format!("{} test cases; the limit is {MAX_CASES}", cases.len()),
+        });
     }
     let mut trusted = None;
     let mut ready = Vec::with_capacity(cases.len());
@@ -211,7 +242,11 @@ async fn evaluate(judge: &Judge, trusted: &mut Option<Session>, text: &str) -> R
 
 fn last_line(outcome: &Outcome, timeout_sec: f64) -> String {
     match &outcome.status {
-        Status::Exited { code } => format!("left the interpreter with code {code}"),
-        _ => observation(outcome, timeout_sec).lines().last().unwrap_or_default().to_owned(),
+        Status::Exited { code } | Status::Aborted { code } => format!("left the interpreter with code {code}"),
+        _ => observation(outcome, timeout_sec)
+            .lines()
+            .last()
+            .unwrap_or_default()
+            .to_owned(),
     }
 }

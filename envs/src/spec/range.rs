@@ -53,8 +53,8 @@ ranged!(
     Seconds(f64, "f64"), "(0, 600] seconds", |s| s > 0.0 && s <= 600.0
 );
 ranged!(
-    /// Mebibytes in 16..=4096.
-    Mebibytes(usize, "usize"), "16..=4096 MiB", |m| (16..=4096).contains(&m)
+    /// Mebibytes in 48..=4096 (the interpreter itself takes some 40).
+    Mebibytes(usize, "usize"), "48..=4096 MiB", |m| (48..=4096).contains(&m)
 );
 ranged!(
     /// Turns in 1..=1000.

@@ -1,13 +1,15 @@
 //! Reward rules as they are written.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use serde_saphyr::Spanned;
 
 use super::{NonNegative, Seconds};
 use crate::diagnostic::Place;
-use crate::template::Template;
+use crate::template::{Template, ValueTemplate};
 
 /// One rule and what is added to it. Without `partial` the reward is 1 if the rule holds entirely, else 0.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -103,10 +105,15 @@ impl TryFrom<RawReward> for RewardSpec {
         ];
         let mut rules: Vec<Rule> = rules.into_iter().flatten().collect();
         let (Some(rule), true) = (rules.pop(), rules.is_empty()) else {
-            return Err("a reward takes exactly one rule\nhint: combine several with `all`, `any` or `weighted`".to_owned());
+            return Err(
+                "a reward takes exactly one rule\nhint: combine several with `all`, `any` or `weighted`"
+                    .to_owned(),
+            );
         };
         if rule.has_empty_list() {
-            return Err("`all`, `any` and `weighted` need at least one rule, and a positive weight".to_owned());
+            return Err(
+                "`all`, `any` and `weighted` need at least one rule, and a positive weight".to_owned(),
+            );
         }
         Ok(Self {
             rule,
@@ -167,9 +174,18 @@ impl TryFrom<Template> for Pattern {
     type Error = String;
 
     fn try_from(template: Template) -> Result<Self, String> {
-        if template.variables().is_empty() && !template.source().contains("{{") && !template.source().contains("{%") {
+        if template.variables().is_empty()
+            && !template.source().contains("{{")
+            && !template.source().contains("{%")
+        {
             regex::Regex::new(template.source()).map_err(|error| {
-                let last = error.to_string().lines().last().unwrap_or_default().trim().to_owned();
+                let last = error
+                    .to_string()
+                    .lines()
+                    .last()
+                    .unwrap_or_default()
+                    .trim()
+                    .to_owned();
                 format!("not a regular expression: {}", last.trim_start_matches("error: "))
             })?;
         }
@@ -188,10 +204,17 @@ impl TryFrom<Spanned<Value>> for Phrases {
     fn try_from(spanned: Spanned<Value>) -> Result<Self, String> {
         let place = Place::of(&spanned.referenced);
         let phrases = match spanned.value {
-            Value::Array(items) => items.into_iter().map(|item| super::template(item, place)).collect(),
+            Value::Array(items) => items
+                .into_iter()
+                .map(|item| super::template(item, place))
+                .collect(),
             value => super::template(value, place).map(|phrase| vec![phrase]),
         }?;
-        if phrases.is_empty() { Err("`contains` needs at least one text".to_owned()) } else { Ok(Self(phrases)) }
+        if phrases.is_empty() {
+            Err("`contains` needs at least one text".to_owned())
+        } else {
+            Ok(Self(phrases))
+        }
     }
 }
 
@@ -210,11 +233,11 @@ impl JsonSchema for Phrases {
 #[serde(deny_unknown_fields, default)]
 pub struct JsonRule {
     /// The whole value (numbers compare by value: `1 == 1.0`).
-    pub equals: Option<Value>,
+    pub equals: Option<ValueTemplate>,
     /// Members an object must have with these values, others allowed.
-    pub includes: Option<Map<String, Value>>,
+    pub includes: BTreeMap<String, ValueTemplate>,
     /// Members an object must have, by type.
-    pub types: std::collections::BTreeMap<String, JsonType>,
+    pub types: BTreeMap<String, JsonType>,
 }
 
 /// A JSON type.
@@ -285,10 +308,16 @@ impl TryFrom<RawUnitTests> for UnitTests {
 
     fn try_from(raw: RawUnitTests) -> Result<Self, String> {
         if raw.cases.is_empty() && raw.tests.is_none() {
-            return Err("unit tests need `cases` or `tests`\nhint: cases: [{call: \"f(1)\", expect: \"2\"}]".to_owned());
+            return Err(
+                "unit tests need `cases` or `tests`\nhint: cases: [{call: \"f(1)\", expect: \"2\"}]"
+                    .to_owned(),
+            );
         }
         if raw.tests.is_some() != raw.entry.is_some() {
-            return Err("`tests` and `entry` belong together\nhint: `entry` names the function the tests call".to_owned());
+            return Err(
+                "`tests` and `entry` belong together\nhint: `entry` names the function the tests call"
+                    .to_owned(),
+            );
         }
         if raw.source.is_some() && raw.file.is_some() {
             return Err("`source` and `file` exclude each other".to_owned());
@@ -335,11 +364,16 @@ impl TryFrom<Spanned<Value>> for CaseList {
     fn try_from(spanned: Spanned<Value>) -> Result<Self, String> {
         let place = Place::of(&spanned.referenced);
         match spanned.value {
-            Value::Array(items) => {
-                Ok(Self::Listed(items.into_iter().map(|item| Case::read(item, place)).collect::<Result<_, _>>()?))
-            }
+            Value::Array(items) => Ok(Self::Listed(
+                items
+                    .into_iter()
+                    .map(|item| Case::read(item, place))
+                    .collect::<Result<_, _>>()?,
+            )),
             Value::String(text) => Template::new(text, place).map(Self::FromRow),
-            other => Err(format!("expected a list of cases or a template that yields one; got {other}")),
+            other => Err(format!(
+                "expected a list of cases or a template that yields one; got {other}"
+            )),
         }
     }
 }
@@ -398,7 +432,10 @@ impl Case {
             Value::String(text) => Expected::Expression(Template::new(text, place)?),
             value => Expected::Value(value),
         };
-        Ok(Self { call: Template::new(call, place)?, expect })
+        Ok(Self {
+            call: Template::new(call, place)?,
+            expect,
+        })
     }
 }
 
@@ -414,7 +451,10 @@ impl TryFrom<String> for Checker {
         if source.contains("def reward(") {
             Ok(Self(source))
         } else {
-            Err("a checker defines `reward`\nhint: def reward(row, answer, files): return 1.0 if .. else 0.0".to_owned())
+            Err(
+                "a checker defines `reward`\nhint: def reward(row, answer, files): return 1.0 if .. else 0.0"
+                    .to_owned(),
+            )
         }
     }
 }

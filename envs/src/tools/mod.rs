@@ -55,29 +55,45 @@ impl Tool {
     /// What the agent sees.
     pub(crate) fn spec(&self) -> ToolSpec {
         let (description, parameters) = match self {
-            Self::Python => ("Runs Python code and returns what it printed; variables and files survive.", required(&["code"])),
+            Self::Python => (
+                "Runs Python code and returns what it printed; variables and files survive.",
+                required(&["code"]),
+            ),
             Self::RunTests(tests) if tests.file.is_some() => {
                 ("Runs the visible tests on the files as they are.", required(&[]))
             }
-            Self::RunTests(_) => ("Runs the visible tests on a candidate answer.", required(&["answer"])),
+            Self::RunTests(_) => (
+                "Runs the visible tests on a candidate answer.",
+                required(&["answer"]),
+            ),
             Self::ListFiles => ("Lists the files of the working directory.", required(&[])),
             Self::ReadFile => ("Returns the text of a file.", required(&["path"])),
-            Self::WriteFile => ("Writes a file, replacing it if it exists.", required(&["path", "content"])),
-            Self::EditFile => {
-                ("Replaces the only occurrence of `old` in a file by `new`.", required(&["path", "old", "new"]))
-            }
+            Self::WriteFile => (
+                "Writes a file, replacing it if it exists.",
+                required(&["path", "content"]),
+            ),
+            Self::EditFile => (
+                "Replaces the only occurrence of `old` in a file by `new`.",
+                required(&["path", "old", "new"]),
+            ),
             Self::Submit => (
                 "Ends the task and submits the answer.",
                 json!({ "type": "object", "properties": { "answer": { "type": "string" } }, "required": [] }),
             ),
         };
-        ToolSpec { name: self.name().to_owned(), description: description.to_owned(), parameters }
+        ToolSpec {
+            name: self.name().to_owned(),
+            description: description.to_owned(),
+            parameters,
+        }
     }
 }
 
 fn required(names: &[&str]) -> Value {
-    let properties: Map<String, Value> =
-        names.iter().map(|name| ((*name).to_owned(), json!({ "type": "string" }))).collect();
+    let properties: Map<String, Value> = names
+        .iter()
+        .map(|name| ((*name).to_owned(), json!({ "type": "string" })))
+        .collect();
     json!({ "type": "object", "properties": properties, "required": names })
 }
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use mipu_sandbox::{Policy, Sandbox, SandboxError, Session};
+use mipu_sandbox::{Files, Policy, Sandbox, SandboxError, Session};
 
-use super::files::{self, Quota};
+use super::files;
 use crate::env::Unscored;
 use crate::seed::{self, Purpose};
 
@@ -20,19 +20,19 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     /// A workspace that will hold `files`; nothing is opened yet.
-    pub(crate) fn new(sandbox: Sandbox, policy: Policy, seed: u64, files: BTreeMap<String, Vec<u8>>) -> Self {
+    pub(crate) fn new(
+        sandbox: Sandbox,
+        policy: Policy,
+        seed: u64,
+        files: BTreeMap<String, Vec<u8>>,
+    ) -> Self {
         Self { sandbox, policy, seed, files, session: None, restarts: 0 }
-    }
-
-    /// Bytes and files the directory may hold.
-    pub(crate) fn quota(&self) -> Quota {
-        Quota { bytes: self.policy.disk_bytes, files: self.policy.disk_files }
     }
 
     /// The live session. A dead one is replaced: its files move on, its variables are lost.
     pub(crate) async fn session(&mut self) -> Result<&mut Session, Unscored> {
         if self.session.as_ref().is_some_and(|session| !session.is_alive()) {
-            self.files = self.snapshot()?;
+            self.files = self.snapshot();
             self.session = None;
             self.restarts += 1;
         }
@@ -40,20 +40,26 @@ impl Workspace {
             let seed = seed::derive(self.seed, Purpose::Sandbox, &[0, self.restarts]);
             let session = self.sandbox.session(&self.policy, seed).await?;
             for (path, content) in &self.files {
-                files::write(session.directory(), path, content, self.quota())
-                    .map_err(|reason| Unscored { reason: format!("cannot set up {path}: {reason}") })?;
+                session
+                    .files()
+                    .write(path, content)
+                    .map_err(|error| Unscored { reason: format!("cannot set up the files: {error}") })?;
             }
             self.session = Some(session);
         }
         Ok(self.session.as_mut().expect("opened above"))
     }
 
+    /// The directory of the live session.
+    pub(crate) async fn files(&mut self) -> Result<Files, Unscored> {
+        Ok(self.session().await?.files().clone())
+    }
+
     /// The files as they are now; opens nothing.
-    pub(crate) fn snapshot(&self) -> Result<BTreeMap<String, Vec<u8>>, Unscored> {
+    pub(crate) fn snapshot(&self) -> BTreeMap<String, Vec<u8>> {
         match &self.session {
-            Some(session) => files::collect(session.directory())
-                .map_err(|error| Unscored { reason: format!("cannot read the episode directory: {error}") }),
-            None => Ok(self.files.clone()),
+            Some(session) => files::collect(session.files()),
+            None => self.files.clone(),
         }
     }
 }

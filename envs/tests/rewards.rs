@@ -1,0 +1,214 @@
+//! Rewards by hand-computed cases, and what is unscored instead of 0.
+
+use crate::{close, reward, rewarded, score};
+
+#[tokio::test]
+async fn rules_score_as_computed_by_hand() {
+    for (rule, cases) in [
+        (
+            "reward: {exact: '{{ gold }}'}",
+            vec![("133", 1.0), (" 133 ", 1.0), ("13", 0.0), ("", 0.0)],
+        ),
+        (
+            "reward: {numeric: {expected: '{{ gold }}', tolerance: 0.5}}",
+            vec![("133.4", 1.0), ("133.6", 0.0), ("x", 0.0)],
+        ),
+        (
+            "reward: {regex: '\\b{{ gold }}\\b'}",
+            vec![("it is 133.", 1.0), ("1334", 0.0)],
+        ),
+        (
+            "reward: {format: '\\d+'}",
+            vec![("12", 1.0), ("12a", 0.0), ("", 0.0)],
+        ),
+        (
+            "reward: {contains: ['{{ gold }}', because]}",
+            vec![("133 because", 1.0), ("133", 0.0)],
+        ),
+        (
+            "reward: {contains: ['{{ gold }}', because], partial: true}",
+            vec![("133 because", 1.0), ("133", 0.5)],
+        ),
+        (
+            "reward: {json: {includes: {n: '{{ n }}'}}}",
+            vec![("{\"n\": 3}", 1.0), ("{\"n\": 4}", 0.0), ("{", 0.0)],
+        ),
+        (
+            "reward: {all: [{exact: '{{ gold }}'}, {format: '\\d+'}]}",
+            vec![("133", 1.0), ("134", 0.0), ("x", 0.0)],
+        ),
+        (
+            "reward: {any: [{exact: '{{ gold }}'}, {exact: 'yes'}]}",
+            vec![("133", 1.0), ("yes", 1.0), ("no", 0.0)],
+        ),
+        (
+            "reward: {weighted: [{weight: 0.7, rule: {regex: '133'}}, {weight: 0.3, rule: {format: '\\d+'}}], partial: true}",
+            vec![("133", 1.0), ("=133", 0.7), ("5", 0.3), ("x", 0.0)],
+        ),
+        (
+            "reward: {weighted: [{weight: 0.7, rule: {regex: '133'}}, {weight: 0.2, rule: {format: '\\d+'}}, {weight: 0.1, rule: {exact: '133'}}]}",
+            vec![("133", 1.0), ("=133", 0.0)],
+        ),
+        // 5 bytes at 0.01 each.
+        (
+            "reward: {contains: '133', length_penalty: 0.01}",
+            vec![("a 133", 0.95), ("nope!", 0.0)],
+        ),
+    ] {
+        let task = rewarded(rule).await;
+        for (answer, expected) in cases {
+            let got = reward(&task, answer).await;
+            assert!(close(got, expected), "{rule} {answer:?}: {got}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn unit_tests_score_candidates() {
+    let cases = "cases: [{call: 'f(3, 7)', expect: '10'}, {call: 'f(-1, 1)', expect: 0}, {call: 'f(.1, .2)', expect: .3}, {call: \"f('a', 'b')\", expect: \"'ab'\"}]";
+    let task = rewarded(&format!("reward: {{unit_tests: {{{cases}, tolerance: 1.0e-9}}}}")).await;
+    for (answer, expected) in [
+        ("def f(a, b):\n    return a + b", 1.0),
+        ("def f(a, b):\n    return a - b", 0.0),
+        ("def f(a, b):\n    return a + b\nimport sys\nsys.exit(3)", 1.0),
+        ("def f(a, b) return a + b", 0.0),
+        ("1 / 0", 0.0),
+        ("", 0.0),
+    ] {
+        assert!(close(reward(&task, answer).await, expected), "{answer}");
+    }
+    let partial = rewarded(&format!("reward: {{unit_tests: {{{cases}}}, partial: true}}")).await;
+    // 0.1 + 0.2 is not 0.3 without a tolerance; `int` refuses text; 3 * 7 and so on are all wrong.
+    for (answer, expected) in [
+        ("def f(a, b):\n    return a + b", 0.75),
+        ("def f(a, b):\n    return int(a) + int(b)", 0.5),
+        ("def f(a, b):\n    return None", 0.0),
+    ] {
+        assert!(close(reward(&partial, answer).await, expected), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn expectations_may_be_expressions_and_keep_python_types() {
+    for (expect, answer, expected) in [
+        ("'sum(range(5))'", "10", 1.0),
+        ("'2**100'", "1 << 100", 1.0),
+        ("'(1, 2)'", "[1, 2]", 0.0),
+        ("'(1, 2)'", "1, 2", 1.0),
+        ("'{1, 2}'", "{2, 1}", 1.0),
+        ("[1, 2]", "[1.0, 2]", 1.0),
+        ("{a: [1]}", "{'a': [True]}", 1.0),
+        ("\"'1'\"", "1", 0.0),
+        ("null", "None", 1.0),
+    ] {
+        let source = "\"def f():\\n    return {{ answer }}\"";
+        let rule = format!(
+            "reward: {{unit_tests: {{source: {source}, cases: [{{call: 'f()', expect: {expect}}}]}}}}"
+        );
+        let got = reward(&rewarded(&rule).await, answer).await;
+        assert!(close(got, expected), "{expect} {answer}: {got}");
+    }
+}
+
+#[tokio::test]
+async fn assert_style_tests_run_against_a_proxy() {
+    let task = rewarded(
+        "reward:\n  unit_tests:\n    entry: add\n    tests: |\n      def check(candidate):\n          assert candidate(1, 2) == 3\n          assert candidate([1], [2]) == [1, 2]\n      check(add)\n",
+    )
+    .await;
+    for (answer, expected) in [
+        ("def add(a, b):\n    return a + b", 1.0),
+        ("def add(a, b):\n    return 3", 0.0),
+        ("def add(a, b):\n    raise SystemExit(0)", 0.0),
+        ("def sub(a, b):\n    return a - b", 0.0),
+        ("import os\ndef add(a, b):\n    os._exit(0)", 0.0),
+    ] {
+        assert!(close(reward(&task, answer).await, expected), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn checkers_return_a_number_or_the_episode_is_unscored() {
+    let task = |body: &str| {
+        let reward = format!(
+            "reward:\n  partial: true\n  python: |\n    def reward(row, answer, files):\n      {body}\n"
+        );
+        async move { rewarded(&reward).await }
+    };
+    for (body, answer, expected) in [
+        ("return 1.0 if answer == row['gold'] else 0.0", "133", 1.0),
+        ("return answer == row['gold']", "134", 0.0),
+        ("return len(answer) / 10", "12345", 0.5),
+        ("return row['n'] == 3", "", 1.0),
+    ] {
+        assert!(close(reward(&task(body).await, answer).await, expected), "{body}");
+    }
+    for (body, reason) in [
+        (
+            "return float('nan')",
+            "expected a number in [0, 1]; got float('nan')",
+        ),
+        ("return 1.5", "expected a number in [0, 1]; got 1.5"),
+        ("return -0.1", "got -0.1"),
+        ("return None", "got None"),
+        ("return 'yes'", "got 'yes'"),
+        ("return 1 / 0", "ZeroDivisionError: division by zero"),
+        ("while True: pass", "timed out"),
+    ] {
+        let body = if reason == "timed out" {
+            "while True: pass"
+        } else {
+            body
+        };
+        let task = if reason == "timed out" {
+            rewarded(&format!("limits: {{timeout_sec: 0.2}}\nreward:\n  python: |\n    def reward(row, answer, files):\n      {body}\n")).await
+        } else {
+            task(body).await
+        };
+        let error = score(&task, "x").await.unwrap_err();
+        assert!(error.reason.contains(reason), "{body}: {}", error.reason);
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_cannot_be_scored_is_unscored() {
+    for (rule, reason) in [
+        (
+            "reward: {unit_tests: {cases: [{call: 'f()', expect: hello}]}}",
+            "text needs quotes of its own",
+        ),
+        (
+            "reward: {unit_tests: {cases: '{{ n }}'}}",
+            "`cases` must be a list",
+        ),
+        ("reward: {numeric: {expected: one}}", "is not a number"),
+    ] {
+        let error = score(&rewarded(rule).await, "def f(): return 1")
+            .await
+            .unwrap_err();
+        assert!(error.reason.contains(reason), "{rule}: {}", error.reason);
+    }
+}
+
+#[tokio::test]
+async fn metrics_name_the_rules_that_were_evaluated() {
+    let task = rewarded("reward: {all: [{format: '\\d+'}, {exact: '{{ gold }}'}]}").await;
+    let result = score(&task, "12").await.unwrap();
+    let names: Vec<(&str, f64)> = result
+        .metrics
+        .iter()
+        .map(|(name, value)| (name.as_str(), *value))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            ("reward/score", 0.0),
+            ("reward/format", 1.0),
+            ("reward/exact", 0.0),
+            ("reward/all", 0.0),
+            ("tool/calls", 0.0),
+            ("tool/failures", 0.0),
+            ("reply/malformed", 0.0)
+        ]
+    );
+}

@@ -1,0 +1,160 @@
+//! Tests in one instance, the code they test in another: the calls between them, decided by the host.
+
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use wasmtime::StoreContextMut;
+
+use crate::host::Host;
+use crate::instance::{Instance, Request};
+use crate::outcome::Status;
+use crate::plain::Plain;
+
+/// Calls of a candidate during one execution of its tests.
+const MAX_CALLS: usize = 1_000_000;
+
+/// A candidate lent to the instance that tests it.
+pub(crate) struct Against {
+    /// Nonce of the execution that may call.
+    pub(crate) nonce: String,
+    /// The one function that may be called.
+    name: String,
+    /// The untrusted instance, until it ends.
+    pub(crate) candidate: Option<Box<Instance>>,
+    /// How the candidate ended, if it did.
+    pub(crate) ended: Option<Status>,
+    /// What is left of the candidate's deadline, for all calls together.
+    budget: Duration,
+    calls: usize,
+}
+
+impl Against {
+    pub(crate) fn new(name: &str, candidate: Box<Instance>) -> Self {
+        let budget = candidate.policy.deadline;
+        Self {
+            nonce: String::new(),
+            name: name.to_owned(),
+            candidate: Some(candidate),
+            ended: None,
+            budget,
+            calls: 0,
+        }
+    }
+
+    /// Time that calls of the candidate may add to an execution of the tests.
+    pub(crate) fn budget(&self) -> Duration {
+        self.budget
+    }
+}
+
+/// A call that test code makes through its proxy.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Call {
+    nonce: String,
+    function: String,
+    args: Vec<Value>,
+    #[serde(default)]
+    kwargs: Map<String, Value>,
+}
+
+/// Answers `mipu:sandbox/host.call` of the instance that `store` belongs to.
+pub(crate) async fn answer(mut store: StoreContextMut<'_, Host>, request: String) -> String {
+    // Taken out while the candidate runs: dropped with this future, it cannot outlive the execution that it serves.
+    let Some(mut against) = store.data_mut().against.take() else {
+        return json!({"refused": "there is no candidate to call"}).to_string();
+    };
+    let begun = Instant::now();
+    let reply = against.call(&request).await;
+    store.data_mut().extend_deadline(begun.elapsed());
+    store.data_mut().against = Some(against);
+    reply.to_string()
+}
+
+impl Against {
+    async fn call(&mut self, request: &str) -> Value {
+        let Ok(call) = serde_json::from_str::<Call>(request) else {
+            return json!({"refused": "not a call"});
+        };
+        if call.nonce != self.nonce || call.function != self.name {
+            return json!({"refused": "not a call of this execution's candidate"});
+        }
+        self.calls += 1;
+        if self.calls > MAX_CALLS {
+            return json!({"refused": "too many calls of the candidate"});
+        }
+        let plain = |wire: &Value| Plain::from_wire(wire).map(|plain| plain.to_wire());
+        let args: Result<Vec<_>, _> = call.args.iter().map(plain).collect();
+        let kwargs: Result<Map<_, _>, _> = call
+            .kwargs
+            .iter()
+            .map(|(key, wire)| Ok((key.clone(), plain(wire)?)))
+            .collect();
+        let (args, kwargs) = match (args, kwargs) {
+            (Ok(args), Ok(kwargs)) => (args, kwargs),
+            (Err(error), _) | (_, Err(error)) => return json!({"refused": error.to_string()}),
+        };
+        let kwargs = (!kwargs.is_empty()).then_some(kwargs);
+        let sent = Value::Array(args.clone());
+        self.forward(
+            &Request::Call {
+                function: &call.function,
+                args,
+                kwargs,
+                return_args: true,
+            },
+            &sent,
+        )
+        .await
+    }
+
+    async fn forward(&mut self, request: &Request<'_>, sent: &Value) -> Value {
+        let Some(candidate) = &mut self.candidate else {
+            return json!({"gone": self.how_it_ended()});
+        };
+        let answer = match candidate
+            .request_within(request, &[], self.budget, Duration::ZERO)
+            .await
+        {
+            Ok(answer) => answer,
+            Err(error) => return json!({"refused": error.to_string()}),
+        };
+        self.budget = self.budget.saturating_sub(answer.wall);
+        match answer.status {
+            status if status.is_fatal() => {
+                self.ended = Some(status);
+                self.candidate = None;
+                json!({"gone": self.how_it_ended()})
+            }
+            Status::Raised { kind, message } => {
+                // A class of its own that is merely an `Exception` is told as `CandidateError`, with its name.
+                let says_little = |base: &String| {
+                    kind != "Exception" && matches!(base.as_str(), "Exception" | "BaseException")
+                };
+                let bases: Vec<_> = answer.bases.iter().filter(|base| !says_little(base)).collect();
+                json!({"raised": kind, "message": message, "bases": bases})
+            }
+            Status::Exited { .. } => match (answer.value, answer.args.map(|args| args.to_wire())) {
+                (Some(value), Some(args)) if args != *sent => json!({"value": value.to_wire(), "args": args}),
+                (Some(value), _) => json!({"value": value.to_wire()}),
+                (None, _) => json!({"raised": "SystemExit", "message": "the candidate exited", "bases": []}),
+            },
+            _ => json!({"refused": "no answer"}),
+        }
+    }
+
+    /// One line for a traceback.
+    pub(crate) fn how_it_ended(&self) -> String {
+        let how = match &self.ended {
+            Some(Status::TimedOut) => "timed out".to_owned(),
+            Some(Status::Aborted { code }) => format!("ended its process with code {code}"),
+            Some(Status::OutOfMemory) => "ran out of memory".to_owned(),
+            Some(Status::OutOfFuel) => "ran out of fuel".to_owned(),
+            Some(Status::StackOverflow) => "overflowed its stack".to_owned(),
+            Some(Status::Trapped { message }) => format!("trapped: {message}"),
+            Some(Status::Exited { .. } | Status::Raised { .. }) | None => "ended".to_owned(),
+        };
+        format!("the candidate {how}")
+    }
+}

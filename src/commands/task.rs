@@ -1,0 +1,130 @@
+//! `mipu task`.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use comfy_table::{Table, presets};
+use mipu_agent::{Renderer, dialect};
+use mipu_envs::doctor::{self, DoctorOptions, DoctorReport, Severity};
+use mipu_envs::{TaskSet, json_schema};
+use mipu_trainer::sft::play;
+use serde_json::json;
+
+use super::shared::{load_model, open_sandbox};
+use crate::cli::{Task, TaskKind};
+use crate::output;
+
+pub(crate) async fn run(command: Task) -> anyhow::Result<ExitCode> {
+    match command {
+        Task::Check { paths, rows, seed, json } => check(&paths, rows, seed, json).await,
+        Task::New { path, kind } => new(&path, kind),
+        Task::Show { path, row, model, seed, json } => show(&path, row, model.as_deref(), seed, json).await,
+        Task::Schema => {
+            output::data(&serde_json::to_string_pretty(&json_schema())?);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+async fn check(paths: &[std::path::PathBuf], rows: usize, seed: u64, json: bool) -> anyhow::Result<ExitCode> {
+    let sandbox = open_sandbox()?;
+    let options = DoctorOptions { rows, seed, ..DoctorOptions::default() };
+    let mut reports = Vec::new();
+    for path in paths {
+        reports.push(doctor::check(path, &sandbox, &options).await?);
+    }
+    let ok = reports.iter().all(DoctorReport::is_ok);
+    if json {
+        output::json(&json!({"ok": ok, "reports": reports}))?;
+    } else {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        table.set_header(["task", "rows", "solution", "cheats", "ms an episode", "verdict"]);
+        for report in &reports {
+            table.add_row(report.row());
+        }
+        output::data(&table.to_string());
+        for report in &reports {
+            for finding in &report.findings {
+                let mark = if finding.severity == Severity::Error { "error" } else { "warning" };
+                output::data(&format!("{mark}: {finding}"));
+            }
+        }
+    }
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn new(path: &Path, kind: TaskKind) -> anyhow::Result<ExitCode> {
+    let text = match kind {
+        TaskKind::Calc => include_str!("../templates/calc.yaml"),
+        TaskKind::Code => include_str!("../templates/code.yaml"),
+    };
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .with_context(|| format!("cannot write {}: it exists already, or its directory does not", path.display()))?;
+    file.write_all(text.as_bytes())?;
+    output::data(&format!("wrote {0}\nnext: mipu task check {0}", path.display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn show(path: &Path, row: usize, model: Option<&Path>, seed: u64, json: bool) -> anyhow::Result<ExitCode> {
+    let sandbox = open_sandbox()?;
+    let set = TaskSet::load(&[path], &sandbox, seed).await?;
+    let all: Vec<_> = set.train.iter().chain(&set.validation).chain(&set.test).collect();
+    let Some(task) = all.get(row) else {
+        anyhow::bail!("row {row} does not exist\nhint: the task has {} rows, counted from 0", all.len());
+    };
+    let Some(model) = model else {
+        let mut env = task.env(&sandbox, seed);
+        let messages = env.start().await?;
+        if json {
+            output::json(&json!({"id": task.id, "split": task.split, "row": task.row, "messages": messages, "tools": env.tools()}))?;
+        } else {
+            output::data(&format!("{} ({:?})", task.id, task.split));
+            for message in &messages {
+                output::data(&format!("[{:?}] {}", message.role, message.content));
+            }
+            for tool in env.tools() {
+                output::data(&format!("tool {}: {}", tool.name, tool.description));
+            }
+            output::data("hint: with --model DIR the ids and the loss mask of the reference solution are shown too");
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let loaded = load_model(model)?;
+    let renderer: Arc<dyn Renderer> = dialect::renderer(&loaded)?;
+    let played = play(task, task.solution(&sandbox, seed), &sandbox, &*renderer, seed).await?;
+    if json {
+        output::json(&json!({
+            "id": task.id, "split": task.split, "row": task.row,
+            "messages": played.messages, "tokens": played.tokens, "return": played.ret,
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    output::data(&format!("{} ({:?}), reference solution, return {}", task.id, task.split, played.ret));
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["from", "ids", "in the loss", "text"]);
+    let (ids, mask) = (played.tokens.ids(), played.tokens.loss_mask());
+    let mut start = 0;
+    while start < ids.len() {
+        let end = (start..ids.len()).find(|&i| mask[i] != mask[start]).unwrap_or(ids.len());
+        let who = if mask[start] { "yes" } else { "no" };
+        table.add_row([
+            start.to_string(),
+            (end - start).to_string(),
+            who.to_owned(),
+            renderer.decode(&ids[start..end]),
+        ]);
+        start = end;
+    }
+    output::data(&table.to_string());
+    output::data(&format!("ids {ids:?}"));
+    Ok(ExitCode::SUCCESS)
+}
