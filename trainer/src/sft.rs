@@ -183,7 +183,7 @@ pub async fn play(
         if step.stop.is_some() {
             return Ok(Played { tokens, messages, ret });
         }
-        tokens.push_context(&renderer.observation(&ids, &step.observations).map_err(unscored)?, turn);
+        tokens.push_context(&renderer.observation(&messages, env.tools(), &ids, &step.observations).map_err(unscored)?, turn);
         messages.extend(step.observations.iter().cloned());
         observations = step.observations;
         if tokens.len() >= task.spec.max_tokens {

@@ -36,7 +36,13 @@ impl Distribution {
         self.scaled.resize(logits.len(), 0.0);
         self.weights.resize(logits.len(), 0.0);
         self.blocks.resize(logits.len().div_ceil(BLOCK), 0.0);
-        normalise(logits, divisor, &mut self.scaled, &mut self.weights, &mut self.blocks);
+        normalise(
+            logits,
+            divisor,
+            &mut self.scaled,
+            &mut self.weights,
+            &mut self.blocks,
+        );
         self.total = self.blocks.iter().map(|b| f64::from(*b)).sum();
         self.total.is_finite()
     }
