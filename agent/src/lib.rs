@@ -9,12 +9,14 @@
 //! Deliberately absent: gradients, and sampling that cuts the support (top-p, top-k), whose log-probs would not be those of the
 //! trainer's distribution.
 
+pub mod bench;
 pub mod dialect;
 pub mod engine;
 pub mod model;
 pub mod policy;
 pub mod quant;
 pub mod rollout;
+mod simd;
 pub mod tokenizer;
 pub mod trajectory;
 

@@ -284,6 +284,30 @@ fn cancelled_requests_leave_the_batch_and_the_last_handle_ends_the_thread() {
     });
 }
 
+/// Every figure of `mipu bench sampler` is there and positive.
+#[test]
+fn the_benchmark_reports_its_figures() {
+    let report = block_on(mipu_agent::bench::sampler(
+        &model(3).weights,
+        config(),
+        &[1, 3],
+        16,
+    ))
+    .unwrap();
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(
+        (report.prefill.tokens, report.score.tokens, report.threads),
+        (16, 128, 1)
+    );
+    let batches: Vec<_> = report.decode.iter().map(|r| (r.batch, r.tokens)).collect();
+    assert_eq!(batches, [(1, 16), (3, 48)]);
+    for rate in [&json["prefill"], &json["score"], &json["decode"][1]] {
+        assert!(rate["tokens_per_second"].as_f64().unwrap() > 0.0);
+    }
+    let error = block_on(mipu_agent::bench::sampler(&model(3).weights, config(), &[1], 200)).unwrap_err();
+    assert!(error.to_string().contains("positions"), "{error}");
+}
+
 /// The figure behind the quick start's step: 192 episodes of about 40 sampled tokens.
 #[test]
 fn a_quick_start_rollout_is_fast() {

@@ -99,7 +99,9 @@ fn same_seed_same_bytes_at_any_concurrency_and_thread_count() {
             ..rollout_config()
         };
         let counted = AtomicUsize::new(0);
-        let count = || drop(counted.fetch_add(1, Ordering::Relaxed));
+        let count = || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        };
         let groups = block_on(rollout_envs(
             &players,
             starts(&QUESTIONS),

@@ -4,20 +4,27 @@ use super::*;
 use crate::model::{ModelConfig, Weights};
 
 /// ChatML as many models have it: a newline behind the end of every turn, tool output as user turns.
-const CHATML: &str = "\
-{%- if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}
+const CHATML: &str = r"
+{%- if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}
 {%- for m in messages %}
-{%- if m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response><|im_end|>\n
-{%- else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}
+    {%- if m.role == 'tool' %}
+        {{- '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
+    {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}";
 
 /// Removes the thinking of every assistant message but the last, as some reasoning models' templates do.
-const STRIPPING: &str = "\
-{%- for m in messages %}<|im_start|>{{ m.role }}\n
-{%- if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1].lstrip() }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n
+const STRIPPING: &str = r"
+{%- for m in messages %}
+    {%- if m.role == 'assistant' and not loop.last %}
+        {{- '<|im_start|>assistant\n' + m.content.split('</think>')[-1].lstrip() + '<|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
+    {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}";
 
 /// Byte-level ids with ChatML's and Hermes' tokens from 256 on.
 fn model(template: &str) -> LoadedModel {
@@ -162,7 +169,7 @@ fn a_template_that_strips_earlier_thinking_is_refused() {
 
 #[test]
 fn trimmed_white_space_is_not_a_rewrite() {
-    let h = hermes(&CHATML.replace("{{ m.content }}<|im_end|>", "{{ m.content.strip() }}<|im_end|>"));
+    let h = hermes(&CHATML.replace("m.content + '<|im_end|>", "m.content.strip() + '<|im_end|>"));
     let turn = h.encode(" hi\n<|im_end|>").unwrap();
     let history = [user("u"), sampled(&h, &turn)];
     let glue = h.observation(&history, &[], &turn, &[user("v")]).unwrap();

@@ -113,7 +113,7 @@ fn from_json(value: &Value) -> Jinja {
         },
         Value::String(s) => Jinja::from(s.as_str()),
         Value::Array(list) => list.iter().map(from_json).collect::<Vec<_>>().into(),
-        Value::Object(map) => map.iter().map(|(k, v)| (k.as_str(), from_json(v))).collect(),
+        Value::Object(map) => Jinja::from_pairs(map.iter().map(|(k, v)| (k.as_str(), from_json(v)))),
     }
 }
 

@@ -43,9 +43,7 @@ pub(crate) fn attend(
             multiply(isa, keys, dim, queries, dim, group, tile, false);
             for (row, tile) in tile.chunks_exact(LANES).enumerate() {
                 let scores = &mut scores[row * stride + page * PAGE..][..PAGE];
-                for ((score, dot), key_scale) in scores.iter_mut().zip(tile).zip(scales) {
-                    *score = dot * key_scale * scale;
-                }
+                math::scale(tile, scales, scale, scores);
             }
         }
         sums.clear();

@@ -273,7 +273,7 @@ impl Packed {
         layer.qkv.forward(h, scales, wide, tile, team);
         for (qkv, &Row { work, position }) in wide.chunks_exact_mut(width).zip(rows) {
             if !layer.qkv_bias.is_empty() {
-                qkv.iter_mut().zip(&layer.qkv_bias).for_each(|(y, b)| *y += b);
+                math::add(qkv, &layer.qkv_bias);
             }
             let half = position * dim / 2..(position + 1) * dim / 2;
             let (cos, sin) = (&self.cos[half.clone()], &self.sin[half]);
@@ -323,7 +323,7 @@ impl Packed {
         self.quantise(inner, n, scales);
         h.resize(n * hidden, 0.0);
         layer.o.forward(inner, scales, h, tile, team);
-        x.iter_mut().zip(h.iter()).for_each(|(x, y)| *x += y);
+        math::add(x, h);
     }
 
     /// `x += down(silu(gate(norm(x))) * up(norm(x)))`.
@@ -350,7 +350,7 @@ impl Packed {
         }
         self.quantise(inner, n, scales);
         layer.down.forward(inner, scales, h, tile, team);
-        x.iter_mut().zip(h.iter()).for_each(|(x, y)| *x += y);
+        math::add(x, h);
     }
 
     /// Logits of the rows that are wanted, and what is wanted of them.

@@ -1,5 +1,7 @@
 //! Elementwise arithmetic in f32 with one fixed order of operations, free of the platform's libm.
 
+use crate::simd::wide;
+
 /// `e^x`, within 2 ulp; 0 below -86, NaN for NaN.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
@@ -23,78 +25,107 @@ pub(crate) fn exp(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn sum(x: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     let mut l = [0f32; 8];
-    let chunks = x.chunks_exact(8);
-    let rest = chunks.remainder();
+    let (chunks, rest) = x.as_chunks::<8>();
     for chunk in chunks {
-        for (lane, v) in l.iter_mut().zip(chunk) {
-            *lane += of(*v);
+        for i in 0..8 {
+            l[i] += of(chunk[i]);
         }
     }
-    for (lane, v) in l.iter_mut().zip(rest) {
-        *lane += of(*v);
+    for i in 0..rest.len() {
+        l[i] += of(rest[i]);
     }
     ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))
 }
 
-/// `x / sqrt(mean(x^2) + eps) * weight`.
-pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let scale = inverse_rms(x, eps);
-    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
-        *out = x * scale * w;
-    }
-}
-
-/// [`rms_norm`] in place.
-pub(crate) fn rms_norm_mut(x: &mut [f32], weight: &[f32], eps: f32) {
-    let scale = inverse_rms(x, eps);
-    for (x, w) in x.iter_mut().zip(weight) {
-        *x = *x * scale * w;
-    }
-}
-
+#[inline(always)]
 fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     1.0 / (sum(x, |v| v * v) / x.len() as f32 + eps).sqrt()
 }
 
-/// Rotates the pairs `(x[i], x[i + half])` by the angles of one position.
-pub(crate) fn rotate(x: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (a, b) = x.split_at_mut(cos.len());
-    for (((a, b), c), s) in a.iter_mut().zip(b).zip(cos).zip(sin) {
-        (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
-    }
-}
-
-/// SwiGLU: `silu(gate) * up`, from `[gate | up]`.
-pub(crate) fn swiglu(gate_up: &[f32], out: &mut [f32]) {
-    let (gate, up) = gate_up.split_at(out.len());
-    for ((out, g), u) in out.iter_mut().zip(gate).zip(up) {
-        *out = g / (1.0 + exp(-g)) * u;
-    }
-}
-
-/// Replaces `x` by `e^(x - max)` and returns the sum.
-pub(crate) fn softmax_unscaled(x: &mut [f32]) -> f32 {
-    let max = max(x);
-    for v in x.iter_mut() {
-        *v = exp(*v - max);
-    }
-    sum(x, |v| v)
-}
-
-/// Largest value (order does not matter: a maximum is exact).
+/// Largest value (order does not matter: a maximum is exact). NaN is passed over.
+#[inline(always)]
 pub(crate) fn max(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; 8];
-    let chunks = x.chunks_exact(8);
-    let rest = chunks.remainder();
+    let (chunks, rest) = x.as_chunks::<8>();
     for chunk in chunks {
-        for (lane, v) in lanes.iter_mut().zip(chunk) {
-            *lane = if *v > *lane { *v } else { *lane };
+        for i in 0..8 {
+            lanes[i] = if chunk[i] > lanes[i] { chunk[i] } else { lanes[i] };
         }
     }
-    lanes
-        .iter()
-        .chain(rest)
-        .fold(f32::NEG_INFINITY, |m, v| if *v > m { *v } else { m })
+    let mut max = f32::NEG_INFINITY;
+    for v in lanes.iter().chain(rest) {
+        max = if *v > max { *v } else { max };
+    }
+    max
+}
+
+wide! {
+    /// `x / sqrt(mean(x^2) + eps) * weight`.
+    pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        let scale = inverse_rms(x, eps);
+        let n = out.len();
+        let (x, weight) = (&x[..n], &weight[..n]);
+        for i in 0..n {
+            out[i] = x[i] * scale * weight[i];
+        }
+    }
+
+    /// [`rms_norm`] in place.
+    pub(crate) fn rms_norm_mut(x: &mut [f32], weight: &[f32], eps: f32) {
+        let scale = inverse_rms(x, eps);
+        let n = x.len();
+        let weight = &weight[..n];
+        for i in 0..n {
+            x[i] = x[i] * scale * weight[i];
+        }
+    }
+
+    /// Rotates the pairs `(x[i], x[i + half])` by the angles of one position.
+    pub(crate) fn rotate(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+        let n = cos.len();
+        let (a, b) = x.split_at_mut(n);
+        let (b, sin) = (&mut b[..n], &sin[..n]);
+        for i in 0..n {
+            (a[i], b[i]) = (a[i] * cos[i] - b[i] * sin[i], b[i] * cos[i] + a[i] * sin[i]);
+        }
+    }
+
+    /// SwiGLU: `silu(gate) * up`, from `[gate | up]`.
+    pub(crate) fn swiglu(gate_up: &[f32], out: &mut [f32]) {
+        let n = out.len();
+        let (gate, up) = gate_up.split_at(n);
+        let up = &up[..n];
+        for i in 0..n {
+            out[i] = gate[i] / (1.0 + exp(-gate[i])) * up[i];
+        }
+    }
+
+    /// Replaces `x` by `e^(x - max)` and returns the sum.
+    pub(crate) fn softmax_unscaled(x: &mut [f32]) -> f32 {
+        let max = max(x);
+        for v in x.iter_mut() {
+            *v = exp(*v - max);
+        }
+        sum(x, |v| v)
+    }
+
+    /// `x += y`.
+    pub(crate) fn add(x: &mut [f32], y: &[f32]) {
+        let n = x.len();
+        let y = &y[..n];
+        for i in 0..n {
+            x[i] += y[i];
+        }
+    }
+
+    /// `out = x * factors * factor`.
+    pub(crate) fn scale(x: &[f32], factors: &[f32], factor: f32, out: &mut [f32]) {
+        let n = out.len();
+        let (x, factors) = (&x[..n], &factors[..n]);
+        for i in 0..n {
+            out[i] = x[i] * factors[i] * factor;
+        }
+    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 mod attention;
 mod forward;
 mod kv;
-mod math;
+pub(crate) mod math;
 mod sampling;
 mod worker;
 
@@ -95,6 +95,14 @@ impl EngineConfig {
         }
     }
 
+    /// Threads the engine runs on.
+    pub fn thread_count(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            n => n,
+        }
+    }
+
     /// Bytes of the packed weights: linear layers, head, embedding.
     pub fn weight_bytes(&self, config: &ModelConfig) -> usize {
         let (h, d) = (config.hidden_size, config.head_dim);
@@ -146,12 +154,8 @@ impl Engine {
         weights
             .check()
             .map_err(|e| PolicyError(format!("the weights are refused: {e}")))?;
-        let threads = match config.threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
-            n => n,
-        };
         let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
+            .num_threads(config.thread_count())
             .thread_name(|i| format!("mipu-engine-{i}"))
             .build()
             .map_err(|e| PolicyError(format!("no threads for the engine: {e}")))?;

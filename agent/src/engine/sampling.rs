@@ -4,6 +4,7 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use super::math;
+use crate::simd::wide;
 
 /// Terms summed in f32 before they go into the f64 total.
 const BLOCK: usize = 64;
@@ -32,15 +33,16 @@ impl Distribution {
     /// Takes the logits of one position; false when one is not finite.
     pub(crate) fn set(&mut self, logits: &[f32], temperature: f32) -> bool {
         let divisor = if temperature > 0.0 { temperature } else { 1.0 };
-        self.scaled.clear();
-        self.scaled.extend(logits.iter().map(|l| l / divisor));
-        let max = math::max(&self.scaled);
-        self.scaled.iter_mut().for_each(|z| *z -= max);
-        self.weights.clear();
-        self.weights.extend(self.scaled.iter().map(|z| math::exp(*z)));
-        self.blocks.clear();
-        self.blocks
-            .extend(self.weights.chunks(BLOCK).map(|block| math::sum(block, |w| w)));
+        self.scaled.resize(logits.len(), 0.0);
+        self.weights.resize(logits.len(), 0.0);
+        self.blocks.resize(logits.len().div_ceil(BLOCK), 0.0);
+        normalise(
+            logits,
+            divisor,
+            &mut self.scaled,
+            &mut self.weights,
+            &mut self.blocks,
+        );
         self.total = self.blocks.iter().map(|b| f64::from(*b)).sum();
         self.total.is_finite()
     }
@@ -84,6 +86,25 @@ impl Distribution {
     /// The most likely id (the first of equals).
     pub(crate) fn argmax(&self) -> u32 {
         self.scaled.iter().position(|z| *z >= 0.0).unwrap_or(0) as u32
+    }
+}
+
+wide! {
+    /// `scaled = logits / divisor - max`, `weights = e^scaled`, and the sums of blocks of weights.
+    fn normalise(logits: &[f32], divisor: f32, scaled: &mut [f32], weights: &mut [f32], blocks: &mut [f32]) {
+        let n = logits.len();
+        let (scaled, weights) = (&mut scaled[..n], &mut weights[..n]);
+        for i in 0..n {
+            scaled[i] = logits[i] / divisor;
+        }
+        let max = math::max(scaled);
+        for i in 0..n {
+            scaled[i] -= max;
+            weights[i] = math::exp(scaled[i]);
+        }
+        for (block, weights) in blocks.iter_mut().zip(weights.chunks(BLOCK)) {
+            *block = math::sum(weights, |w| w);
+        }
     }
 }
 

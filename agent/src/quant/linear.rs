@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::kernels::FP8_FACTOR;
 use super::{Codes, Isa, LANES, multiply, quantise};
-use crate::engine::Precision;
+use crate::engine::{Precision, math};
 
 /// Who computes: the calling thread, or every thread of the current rayon pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,11 +156,9 @@ impl Linear {
             let channel = (first + i) * LANES;
             let width = LANES.min(self.outputs - channel);
             let scales = &self.scales[channel..channel + width];
-            for ((row, sums), row_scale) in panel.chunks_exact(LANES).enumerate().zip(row_scales) {
+            for (row, row_scale) in row_scales.iter().enumerate() {
                 let y = &mut y[row * self.outputs + channel..][..width];
-                for ((y, sum), scale) in y.iter_mut().zip(sums).zip(scales) {
-                    *y = sum * scale * row_scale;
-                }
+                math::scale(&panel[row * LANES..][..width], scales, *row_scale, y);
             }
         }
     }

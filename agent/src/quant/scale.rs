@@ -2,22 +2,38 @@
 
 use super::e4m3;
 use crate::engine::Precision;
+use crate::simd::wide;
 
 /// Smallest scale, so that a row of zeros divides.
 const FLOOR: f32 = 1e-12;
 
 /// `amax / 448` of a row, at least 1e-12.
+#[inline(always)]
 fn scale_of(row: &[f32]) -> f32 {
     let mut lanes = [0f32; 8];
-    let chunks = row.chunks_exact(8);
-    let rest = chunks.remainder();
+    let (chunks, rest) = row.as_chunks::<8>();
     for chunk in chunks {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane = if x.abs() > *lane { x.abs() } else { *lane };
+        for i in 0..8 {
+            let x = chunk[i].abs();
+            lanes[i] = if x > lanes[i] { x } else { lanes[i] };
         }
     }
-    let amax = lanes.iter().chain(rest).fold(0f32, |max, x| max.max(x.abs()));
+    let mut amax = 0f32;
+    for x in lanes.iter().chain(rest) {
+        amax = amax.max(x.abs());
+    }
     (amax / e4m3::MAX).max(FLOOR)
+}
+
+wide! {
+    /// Divides a row by its scale and rounds to E4M3 values; returns the scale.
+    fn round_row(row: &mut [f32]) -> f32 {
+        let scale = scale_of(row);
+        for x in row.iter_mut() {
+            *x = e4m3::round(*x / scale);
+        }
+        scale
+    }
 }
 
 /// Codes of a row and their scale.
@@ -42,10 +58,6 @@ pub(crate) fn fake_quantise(row: &mut [f32], precision: Precision) -> f32 {
             row.iter_mut().for_each(|x| *x = half::f16::from_f32(*x).to_f32());
             1.0
         }
-        Precision::Fp8 => {
-            let scale = scale_of(row);
-            row.iter_mut().for_each(|x| *x = e4m3::round(*x / scale));
-            scale
-        }
+        Precision::Fp8 => round_row(row),
     }
 }
