@@ -89,11 +89,12 @@ impl Observer for Progress {
     fn step(&self, s: &StepSummary) {
         let verdict = if s.decision.accepted { "accept" } else { "ROLL BACK" };
         let t_hat = s.decision.t_hat.map_or_else(|| "undefined".to_owned(), |t| format!("{t:+.2e}"));
+        let c = s.decision.c_t.map_or_else(String::new, |c| format!(" vs {:+.1e}", -c));
         let held = s.validation_reward.map_or_else(String::new, |v| format!("  held-out {v:.3}"));
         let eta = self.eta(s.step, s.steps).map_or_else(String::new, |d| format!("  ETA {}", duration(d)));
         let line = format!(
-            "step {:>4}/{}  reward {:.3}{held}  T {t_hat} vs -{:.1e}  {verdict:<9}  k3 {:.1e}  {:.0} tok/s{eta}",
-            s.step, s.steps, s.reward, s.decision.c_t, s.k3, s.tokens_per_second
+            "step {:>4}/{}  reward {:.3}{held}  T {t_hat}{c}  {verdict:<9}  k3 {:.1e}  {:.0} tok/s{eta}",
+            s.step, s.steps, s.reward, s.k3, s.tokens_per_second
         );
         if self.terminal {
             self.bar.set_position(s.step);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use comfy_table::{Table, presets};
 use mipu_agent::{Renderer, dialect};
-use mipu_envs::doctor::{self, DoctorOptions, DoctorReport, Severity};
+use mipu_envs::doctor::{self, DoctorOptions, DoctorReport};
 use mipu_envs::{TaskSet, json_schema};
 use mipu_trainer::sft::play;
 use serde_json::json;
@@ -35,23 +35,32 @@ async fn check(paths: &[std::path::PathBuf], rows: usize, seed: u64, json: bool)
     let options = DoctorOptions { rows, seed, ..DoctorOptions::default() };
     let mut reports = Vec::new();
     for path in paths {
-        reports.push(doctor::check(path, &sandbox, &options).await?);
+        reports.push(doctor::check(path, &sandbox, &options).await);
     }
-    let ok = reports.iter().all(DoctorReport::is_ok);
+    let ok = reports.iter().all(DoctorReport::passed);
     if json {
         output::json(&json!({"ok": ok, "reports": reports}))?;
     } else {
         let mut table = Table::new();
-        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-        table.set_header(["task", "rows", "solution", "cheats", "ms an episode", "verdict"]);
+        table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+        table.set_header(["task", "rows", "solution", "best cheat", "turns", "ms an episode", "verdict"]);
         for report in &reports {
-            table.add_row(report.row());
+            let r = &report.reference;
+            let cheat = report.baselines.values().copied().fold(0.0, f64::max);
+            table.add_row([
+                report.name.clone().unwrap_or_else(|| report.path.display().to_string()),
+                report.rows.map(|n| n.to_string()).join(" / "),
+                format!("{} of {}", r.solved, r.episodes),
+                format!("{cheat:.3}"),
+                format!("{:.1}", r.mean_turns),
+                format!("{:.1}", r.episode_ms),
+                if report.passed() { "pass" } else { "FAIL" }.to_owned(),
+            ]);
         }
         output::data(&table.to_string());
         for report in &reports {
             for finding in &report.findings {
-                let mark = if finding.severity == Severity::Error { "error" } else { "warning" };
-                output::data(&format!("{mark}: {finding}"));
+                output::data(&format!("{}: {finding}", report.path.display()));
             }
         }
     }
@@ -109,7 +118,7 @@ async fn show(path: &Path, row: usize, model: Option<&Path>, seed: u64, json: bo
     }
     output::data(&format!("{} ({:?}), reference solution, return {}", task.id, task.split, played.ret));
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_header(["from", "ids", "in the loss", "text"]);
     let (ids, mask) = (played.tokens.ids(), played.tokens.loss_mask());
     let mut start = 0;

@@ -99,8 +99,8 @@ pub struct AlgorithmSection {
     pub minibatches: NonZeroUsize,
     /// Passes over the groups of a step. Default 1.
     pub epochs: NonZeroUsize,
-    /// Tokens in one forward and backward pass; bounds memory. Default: by model size.
-    pub micro_batch_tokens: Option<NonZeroUsize>,
+    /// Tokens in one forward and backward pass; bounds memory. Default 256.
+    pub micro_batch_tokens: NonZeroUsize,
 }
 
 impl Default for AlgorithmSection {

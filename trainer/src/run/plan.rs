@@ -109,7 +109,7 @@ fn memory(config: &RunConfig, model: &ModelConfig, parameters: usize, longest: u
     };
     let kv_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * kv_bytes;
     let live = config.rollout.concurrency.get().min(config.rollout.prompts.get() * config.rollout.group_size.get());
-    let micro = config.algorithm.micro_batch_tokens.map_or(1024, std::num::NonZeroUsize::get);
+    let micro = config.algorithm.micro_batch_tokens.get();
     // Per token and layer: normed inputs, q k v, attention output, gate, up, their product, residuals; twice for gradients.
     let widths = 6 * model.hidden_size
         + 3 * model.intermediate_size
