@@ -121,20 +121,13 @@ pub(crate) struct Instance {
 
 impl Instance {
     /// Copies the booted interpreter.
-    pub(crate) async fn new(
-        runtime: &Arc<Runtime>,
-        policy: &Policy,
-        seed: u64,
-    ) -> Result<Self, SandboxError> {
-        let failed = |error: wasmtime::Error| SandboxError::Instantiate(format!("{error:#}"));
+    pub(crate) async fn new(runtime: &Arc<Runtime>, policy: &Policy, seed: u64) -> wasmtime::Result<Self> {
         let mut store = Host::store(&runtime.machine.engine, policy, seed);
         if policy.fuel.is_some() {
-            store.set_fuel(u64::MAX).map_err(failed)?; // linking is not charged
+            store.set_fuel(u64::MAX)?; // linking is not charged
         }
-        let instance = runtime.pre.instantiate_async(&mut store).await.map_err(failed)?;
-        let handle = instance
-            .get_typed_func(&mut store, runtime.handle)
-            .map_err(failed)?;
+        let instance = runtime.pre.instantiate_async(&mut store).await?;
+        let handle = instance.get_typed_func(&mut store, runtime.handle)?;
         Ok(Self {
             store,
             handle,
