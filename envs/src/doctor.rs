@@ -169,15 +169,22 @@ pub async fn check(path: &Path, sandbox: &Sandbox, options: &DoctorOptions) -> D
         }
     };
     check_rows(&set, &mut report);
-    match TaskSet::load(&[path], sandbox, options.seed).await {
-        Ok(again) if again.content_hash == set.content_hash => {}
-        _ => report.add(
+    // Loaded again, nothing is remembered: what agrees then agrees between processes.
+    let again = TaskSet::load(&[path], sandbox, options.seed).await.ok();
+    if again
+        .as_ref()
+        .is_none_or(|again| again.content_hash != set.content_hash)
+    {
+        report.add(
             Severity::Error,
             "determinism",
             "the data differ when they are loaded twice",
             Some("draw from the `rng` argument alone, and do not iterate over sets"),
-        ),
+        );
     }
+    let twins = again
+        .map(|again| sample(&again, options.rows))
+        .unwrap_or_default();
     let sample = sample(&set, options.rows);
     if sample
         .first()
@@ -193,7 +200,7 @@ pub async fn check(path: &Path, sandbox: &Sandbox, options: &DoctorOptions) -> D
         );
     } else {
         check_solution(&sample, sandbox, options, &mut report).await;
-        check_determinism(&sample, sandbox, options, &mut report).await;
+        check_determinism([&sample, &twins], sandbox, options, &mut report).await;
     }
     check_baselines(&sample, sandbox, options, &mut report).await;
     report
@@ -333,16 +340,17 @@ fn leaked(task: &Task, answer: Option<&str>) -> bool {
     answer.is_some_and(|answer| answer.len() >= SHORTEST_LEAK && task.instruction.contains(answer.trim()))
 }
 
+/// Plays each row several times, by turns as it was loaded first and second.
 async fn check_determinism(
-    sample: &[Arc<Task>],
+    loaded: [&[Arc<Task>]; 2],
     sandbox: &Sandbox,
     options: &DoctorOptions,
     report: &mut DoctorReport,
 ) {
-    for (index, task) in sample.iter().take(4).enumerate() {
+    for (index, (task, twin)) in loaded[0].iter().zip(loaded[1]).take(4).enumerate() {
         let seed = seed::derive(options.seed, Purpose::Eval, &[index as u64, 0]);
         let mut first: Option<Episode> = None;
-        for _ in 0..options.runs {
+        for task in [task, twin].into_iter().cycle().take(options.runs) {
             // A script that fails was reported with the solution.
             let Ok(episode) = play(task, task.solution(sandbox, seed).as_mut(), sandbox, seed).await else {
                 return;

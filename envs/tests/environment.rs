@@ -248,6 +248,27 @@ async fn run_tests_shows_what_failed() {
 }
 
 #[tokio::test]
+async fn the_same_candidate_gets_the_same_verdict_in_every_episode() {
+    let yaml = "version: 1\nname: t\ninstruction: go\ntools:\n  - run_tests: {cases: [{call: 'f(2)', expect: 4}]}\nreward: {exact: x}\ndata: {rows: [{n: 3}]}\n";
+    let candidate = "import random, time\ndef f(n): return [random.random(), time.time(), id(n)]";
+    let run = call("run_tests", &[("answer", candidate)]);
+    let (mut seen, tasks) = (Vec::new(), [task(yaml).await, task(yaml).await]);
+    // Two loads of the file share nothing in memory, three seeds share no draw of the environment.
+    for task in &tasks {
+        for seed in 0..3 {
+            let result = task.env(sandbox(), seed).step(&run).await.unwrap();
+            seen.push(result.observations[0].content.clone());
+        }
+    }
+    assert!(
+        seen[0].starts_with("fail\nf(2): expected 4, got [0."),
+        "{}",
+        seen[0]
+    );
+    assert!(seen.iter().all(|text| *text == seen[0]), "{seen:?}");
+}
+
+#[tokio::test]
 async fn episodes_may_run_at_once() {
     fn spawnable<T: Send>(future: T) -> T {
         future
