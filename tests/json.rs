@@ -68,7 +68,7 @@ fn a_new_task_passes_its_own_check_and_is_never_overwritten() {
 #[test]
 fn benches_name_their_figures_with_units() {
     let sandbox = succeed_json(&["bench", "sandbox", "--runs", "5", "--json"]);
-    has(&sandbox, &["fresh_ms"]);
+    has(&sandbox["fresh_execution_ms"], &["median"]);
     let home = tempfile::tempdir().unwrap();
     let page = home.path().join("mismatch.html");
     let mismatch = succeed_json(&[

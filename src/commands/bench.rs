@@ -29,8 +29,8 @@ pub(crate) async fn run(command: Bench) -> anyhow::Result<ExitCode> {
 async fn sandbox(runs: usize, json: bool) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(runs > 0, "--runs must be positive");
     let sandbox = open_sandbox()?;
-    let _ = (&sandbox, json);
-    anyhow::bail!("TEMP")
+    let report = mipu_sandbox::bench::bench_sandbox(&sandbox, runs).await?;
+    output::report(json, &report)
 }
 
 async fn sampler(model: Option<PathBuf>, threads: usize, json: bool) -> anyhow::Result<ExitCode> {

@@ -52,7 +52,6 @@ pub(crate) struct Stage {
     pub(crate) model: LoadedModel,
     pub(crate) renderer: Arc<dyn Renderer>,
     pub(crate) context: RolloutContext,
-    pub(crate) engine: Engine,
     pub(crate) tasks: Vec<Arc<Task>>,
     pub(crate) rollout: RolloutConfig,
 }
@@ -84,7 +83,7 @@ pub(crate) async fn stage(args: &Sampled) -> anyhow::Result<Stage> {
         0,
         renderer.stop_ids().to_vec(),
     )?;
-    let context = RolloutContext { sandbox, policy: Arc::new(engine.clone()), renderer: renderer.clone() };
+    let context = RolloutContext { sandbox, policy: Arc::new(engine), renderer: renderer.clone() };
     let rollout = RolloutConfig {
         group_size: args.samples,
         sampling: Sampling { temperature: args.temperature },
@@ -93,7 +92,7 @@ pub(crate) async fn stage(args: &Sampled) -> anyhow::Result<Stage> {
         concurrency: 64,
         seed: args.seed,
     };
-    Ok(Stage { model, renderer, context, engine, tasks, rollout })
+    Ok(Stage { model, renderer, context, tasks, rollout })
 }
 
 /// Reads a model directory with a hint where there is none.
