@@ -133,3 +133,20 @@ impl Drop for Ticker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_machine_leaves_no_thread_and_no_engine() {
+        for metering in [Metering::Deadline, Metering::Fuel] {
+            let machine = Machine::new(metering, Allocation::OnDemand).unwrap();
+            let engine = machine.engine.weak();
+            std::thread::sleep(TICK * 2);
+            assert!(engine.upgrade().is_some());
+            drop(machine); // joins the thread
+            assert!(engine.upgrade().is_none());
+        }
+    }
+}

@@ -19,6 +19,8 @@ use crate::sandbox::Runtime;
 
 /// How long after its deadline an execution is dropped even if it never reaches an epoch check.
 const GRACE: Duration = Duration::from_millis(100);
+/// Longest deadline that is honoured, so that sums of times never overflow.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 /// Longest name of an exception class that is believed.
 const MAX_KIND_CHARS: usize = 100;
 /// Longest exception message that is kept.
@@ -154,6 +156,7 @@ impl Instance {
         deadline: Duration,
         lent: Duration,
     ) -> Result<Answer, SandboxError> {
+        let (deadline, lent) = (deadline.min(LONGEST_DEADLINE), lent.min(LONGEST_DEADLINE));
         let nonce = one_time_nonce();
         let envelope = Envelope {
             nonce: &nonce,

@@ -24,7 +24,7 @@ pub type Progress = Box<dyn Fn(&str) + Send + Sync>;
 pub struct SandboxOptions {
     /// Directory of compiled guests; `None` is the user's cache directory.
     pub cache_dir: Option<PathBuf>,
-    /// Called with one line when something slow starts (the first compilation takes 11-19 s).
+    /// Called with one line when something slow starts (the first compilation takes 10-30 s).
     pub on_progress: Option<Progress>,
 }
 
@@ -37,6 +37,9 @@ impl std::fmt::Debug for SandboxOptions {
 }
 
 /// A compiled guest and the engine it runs on; cheap to clone, shared by every episode of the process.
+///
+/// Its futures need a tokio runtime with time enabled. They compute on the thread that polls them and yield every few
+/// milliseconds; run many at once on a multi-threaded runtime.
 #[derive(Clone)]
 pub struct Sandbox(Arc<Shared>);
 
