@@ -51,7 +51,13 @@ pub(crate) fn report(as_json: bool, report: &impl Serialize) -> anyhow::Result<E
 }
 
 fn flatten(value: &serde_json::Value, prefix: &str, lines: &mut Vec<(String, String)>) {
-    let join = |key: &str| if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
+    let join = |key: &str| {
+        if prefix.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{prefix}.{key}")
+        }
+    };
     match value {
         serde_json::Value::Object(map) => {
             for (key, value) in map {
@@ -64,7 +70,10 @@ fn flatten(value: &serde_json::Value, prefix: &str, lines: &mut Vec<(String, Str
             }
         }
         serde_json::Value::Number(n) if n.is_f64() => {
-            lines.push((prefix.to_owned(), format!("{:.4}", n.as_f64().unwrap_or_default())));
+            lines.push((
+                prefix.to_owned(),
+                format!("{:.4}", n.as_f64().unwrap_or_default()),
+            ));
         }
         serde_json::Value::String(text) => lines.push((prefix.to_owned(), text.clone())),
         other => lines.push((prefix.to_owned(), other.to_string())),

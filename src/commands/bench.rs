@@ -35,7 +35,10 @@ async fn sandbox(runs: usize, json: bool) -> anyhow::Result<ExitCode> {
 
 async fn sampler(model: Option<PathBuf>, threads: usize, json: bool) -> anyhow::Result<ExitCode> {
     let model = load_model(&model.unwrap_or_else(|| DEFAULT_MODEL.into()))?;
-    let config = EngineConfig { threads, ..EngineConfig::default() };
+    let config = EngineConfig {
+        threads,
+        ..EngineConfig::default()
+    };
     let report = mipu_agent::bench::sampler(&model.weights, config, &[1, 8, 32], 48).await?;
     output::report(json, &report)
 }
@@ -47,13 +50,24 @@ fn trainer(model: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
 }
 
 async fn mismatch(args: &Sampled, out: &Path) -> anyhow::Result<ExitCode> {
-    anyhow::ensure!(args.temperature > 0.0, "--temperature must be positive here: a greedy policy has no log-ratio");
+    anyhow::ensure!(
+        args.temperature > 0.0,
+        "--temperature must be positive here: a greedy policy has no log-ratio"
+    );
     let stage = stage(args).await?;
     let cancel = cancel_on_ctrl_c();
     let rungs = ladder::rungs(&engine_config(args.precision));
     let told = |r: &RungReport| output::say(&format!("{:<14} done: {} tokens", r.name, r.diagnostics.tokens));
-    let reports =
-        ladder::climb(&stage.model, &stage.context, &stage.tasks, &stage.rollout, &rungs, &cancel, &told).await?;
+    let reports = ladder::climb(
+        &stage.model,
+        &stage.context,
+        &stage.tasks,
+        &stage.rollout,
+        &rungs,
+        &cancel,
+        &told,
+    )
+    .await?;
     let curves: Vec<_> = reports.iter().map(|r| r.accumulation.clone()).collect();
     write_mismatch_report(out, &curves)?;
     if args.json {
@@ -62,7 +76,15 @@ async fn mismatch(args: &Sampled, out: &Path) -> anyhow::Result<ExitCode> {
     }
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["engine", "J(mu)", "k3 (nats)", "mean |d|", "drift / token", "2H", "outside [.5, 2]"]);
+    table.set_header([
+        "engine",
+        "J(mu)",
+        "k3 (nats)",
+        "mean |d|",
+        "drift / token",
+        "2H",
+        "outside [.5, 2]",
+    ]);
     for report in &reports {
         let totals = report.diagnostics.totals.as_ref();
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.2e}"));
