@@ -72,10 +72,22 @@ fn flatten(value: &serde_json::Value, prefix: &str, lines: &mut Vec<(String, Str
         serde_json::Value::Number(n) if n.is_f64() => {
             lines.push((
                 prefix.to_owned(),
-                format!("{:.4}", n.as_f64().unwrap_or_default()),
+                number(n.as_f64().unwrap_or_default()),
             ));
         }
         serde_json::Value::String(text) => lines.push((prefix.to_owned(), text.clone())),
         other => lines.push((prefix.to_owned(), other.to_string())),
+    }
+}
+
+/// Four digits that matter, whatever the size.
+fn number(value: f64) -> String {
+    let size = value.abs();
+    if value.fract().abs() < f64::EPSILON && size < 1e9 {
+        format!("{value:.0}")
+    } else if (1e-3..1e6).contains(&size) {
+        format!("{value:.4}")
+    } else {
+        format!("{value:.3e}")
     }
 }
