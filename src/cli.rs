@@ -6,11 +6,16 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// An agentic multi-turn RL gym with an accept-or-roll-back (MIPU) trainer.
 #[derive(Debug, Parser)]
-#[command(name = "mipu", version, propagate_version = true, after_help = "\
+#[command(
+    name = "mipu",
+    version,
+    propagate_version = true,
+    after_help = "\
 Start here:
   mipu train configs/quickstart.yaml       train a small agent in about a minute, then open the report it names
   mipu task check tasks/calc.yaml          check that a task is solvable, deterministic and cannot be cheated
-  mipu task new my-task.yaml               write a commented task to start from")]
+  mipu task new my-task.yaml               write a commented task to start from"
+)]
 pub(crate) struct Cli {
     /// Say more (-v the steps, -vv the details); RUST_LOG overrides
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
@@ -134,14 +139,18 @@ pub(crate) struct Sampled {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  mipu eval -m runs/quickstart-001/checkpoints/step-000040 -t tasks/calc.yaml")]
+#[command(
+    after_help = "Example:\n  mipu eval -m runs/quickstart-001/checkpoints/step-000040 -t tasks/calc.yaml"
+)]
 pub(crate) struct Eval {
     #[command(flatten)]
     pub(crate) sampled: Sampled,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  mipu rollout -m configs/base-tiny -t tasks/calc.yaml -n 4 -k 2 --out episodes.jsonl")]
+#[command(
+    after_help = "Example:\n  mipu rollout -m configs/base-tiny -t tasks/calc.yaml -n 4 -k 2 --out episodes.jsonl"
+)]
 pub(crate) struct Rollout {
     #[command(flatten)]
     pub(crate) sampled: Sampled,

@@ -1,6 +1,7 @@
 //! The only place that writes to the terminal: data to standard output, words to standard error.
 
 use std::io::Write;
+use std::process::ExitCode;
 
 use serde::Serialize;
 
@@ -32,4 +33,49 @@ pub(crate) fn error_text(error: &anyhow::Error) -> String {
         last = cause;
     }
     text
+}
+
+/// A report as one JSON object, or as `key  value` lines.
+pub(crate) fn report(as_json: bool, report: &impl Serialize) -> anyhow::Result<ExitCode> {
+    if as_json {
+        json(report)?;
+    } else {
+        let mut lines = Vec::new();
+        flatten(&serde_json::to_value(report)?, "", &mut lines);
+        let width = lines.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
+        for (key, value) in lines {
+            data(&format!("{key:width$}  {value}"));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn flatten(value: &serde_json::Value, prefix: &str, lines: &mut Vec<(String, String)>) {
+    let join = |key: &str| {
+        if prefix.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{prefix}.{key}")
+        }
+    };
+    match value {
+        serde_json::Value::Object(map) => {
+            for (key, value) in map {
+                flatten(value, &join(key), lines);
+            }
+        }
+        serde_json::Value::Array(items) => {
+            for (i, value) in items.iter().enumerate() {
+                flatten(value, &join(&i.to_string()), lines);
+            }
+        }
+        serde_json::Value::Number(n) if n.is_f64() => {
+            lines.push((
+                prefix.to_owned(),
+                format!("{:.4}", n.as_f64().unwrap_or_default()),
+            ));
+        }
+        serde_json::Value::String(text) => lines.push((prefix.to_owned(), text.clone())),
+        other => lines.push((prefix.to_owned(), other.to_string())),
+    }
 }

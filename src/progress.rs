@@ -21,7 +21,11 @@ impl Progress {
     /// A bar on a terminal, lines elsewhere.
     pub(crate) fn new() -> Self {
         let terminal = std::io::stderr().is_terminal();
-        let bar = if terminal { ProgressBar::new(0) } else { ProgressBar::hidden() };
+        let bar = if terminal {
+            ProgressBar::new(0)
+        } else {
+            ProgressBar::hidden()
+        };
         if terminal {
             bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(8));
             bar.set_style(
@@ -29,7 +33,11 @@ impl Progress {
                     .unwrap_or_else(|_| ProgressStyle::default_bar()),
             );
         }
-        Self { bar, terminal, started: Mutex::new(None) }
+        Self {
+            bar,
+            terminal,
+            started: Mutex::new(None),
+        }
     }
 
     /// Prints a line above the bar.
@@ -47,7 +55,10 @@ impl Progress {
     }
 
     fn eta(&self, step: u64, steps: u64) -> Option<Duration> {
-        let started = self.started.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let started = self
+            .started
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let (first, at) = (*started)?;
         let done = step.checked_sub(first)?;
         (done > 0).then(|| at.elapsed().mul_f64((steps - step) as f64 / done as f64))
@@ -66,7 +77,10 @@ impl Observer for Progress {
     }
 
     fn phase(&self, step: u64, phase: Phase, episodes: usize) {
-        let mut started = self.started.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut started = self
+            .started
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         if phase == Phase::Rollout && started.is_none() {
             *started = Some((step - 1, Instant::now()));
         }
@@ -78,7 +92,11 @@ impl Observer for Progress {
             Phase::Eval => "evaluating",
             Phase::Checkpoint => "saving",
         };
-        let count = if episodes > 0 { format!(" {episodes} episodes") } else { String::new() };
+        let count = if episodes > 0 {
+            format!(" {episodes} episodes")
+        } else {
+            String::new()
+        };
         self.bar.set_prefix(format!("{what}{count}"));
     }
 
@@ -87,13 +105,28 @@ impl Observer for Progress {
     }
 
     fn step(&self, s: &StepSummary) {
-        let verdict = if s.decision.accepted { "accept" } else { "ROLL BACK" };
-        let t_hat = s.decision.t_hat.map_or_else(|| "undefined".to_owned(), |t| format!("{t:+.2e}"));
-        let held = s.validation_reward.map_or_else(String::new, |v| format!("  held-out {v:.3}"));
-        let eta = self.eta(s.step, s.steps).map_or_else(String::new, |d| format!("  ETA {}", duration(d)));
+        let verdict = if s.decision.accepted {
+            "accept"
+        } else {
+            "ROLL BACK"
+        };
+        let t_hat = s
+            .decision
+            .t_hat
+            .map_or_else(|| "undefined".to_owned(), |t| format!("{t:+.2e}"));
+        let c = s
+            .decision
+            .c_t
+            .map_or_else(String::new, |c| format!(" vs {:+.1e}", -c));
+        let held = s
+            .validation_reward
+            .map_or_else(String::new, |v| format!("  held-out {v:.3}"));
+        let eta = self
+            .eta(s.step, s.steps)
+            .map_or_else(String::new, |d| format!("  ETA {}", duration(d)));
         let line = format!(
-            "step {:>4}/{}  reward {:.3}{held}  T {t_hat} vs -{:.1e}  {verdict:<9}  k3 {:.1e}  {:.0} tok/s{eta}",
-            s.step, s.steps, s.reward, s.decision.c_t, s.k3, s.tokens_per_second
+            "step {:>4}/{}  reward {:.3}{held}  T {t_hat}{c}  {verdict:<9}  k3 {:.1e}  {:.0} tok/s{eta}",
+            s.step, s.steps, s.reward, s.k3, s.tokens_per_second
         );
         if self.terminal {
             self.bar.set_position(s.step);

@@ -15,6 +15,8 @@ pub(crate) fn start(verbose: u8) {
         .with_writer(std::io::stderr)
         .with_target(false)
         .without_time()
-        .with_ansi(std::env::var_os("NO_COLOR").is_none() && std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_ansi(
+            std::env::var_os("NO_COLOR").is_none() && std::io::IsTerminal::is_terminal(&std::io::stderr()),
+        )
         .init();
 }

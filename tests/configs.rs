@@ -42,7 +42,9 @@ fn every_task_passes_the_doctor() {
 fn broken(from: &str, to: &str) -> String {
     let dir = tempfile::tempdir_in(path("configs")).unwrap();
     let good = fs::read_to_string(path("configs/quickstart.yaml")).unwrap();
-    let good = good.replace("model: base-tiny", "model: ../base-tiny").replace("../tasks/", "../../tasks/");
+    let good = good
+        .replace("model: base-tiny", "model: ../base-tiny")
+        .replace("../tasks/", "../../tasks/");
     let bad = good.replacen(from, to, 1);
     assert_ne!(good, bad, "`{from}` is not in the quick start");
     let file = dir.path().join("run.yaml");
@@ -62,7 +64,11 @@ fn ten_malformed_configurations_give_ten_useful_errors() {
         ("an unknown gate", "    mipu: ", "    mippu: "),
         ("an unknown number format", "weights: fp8", "weights: fp9"),
         ("a broken indentation", "  prompts: 24 ", " - prompts: 24 "),
-        ("a missing task file", "../../tasks/calc.yaml", "../../tasks/clac.yaml"),
+        (
+            "a missing task file",
+            "../../tasks/calc.yaml",
+            "../../tasks/clac.yaml",
+        ),
         ("a group of one", "group_size: 8  ", "group_size: 1  "),
         ("a missing model", "../base-tiny", "../base-tinny"),
     ];
@@ -90,7 +96,9 @@ fn bad_overrides_are_explained() {
 #[test]
 fn the_help_teaches() {
     let help = succeed(&["--help"]);
-    for command in ["train", "eval", "rollout", "sft", "report", "task", "ledger", "model", "bench"] {
+    for command in [
+        "train", "eval", "rollout", "sft", "report", "task", "ledger", "model", "bench",
+    ] {
         assert!(help.contains(command), "{help}");
     }
     assert!(succeed(&["train", "--help"]).contains("--resume auto"));

@@ -13,17 +13,28 @@ fn ledger(dir: &Path) -> String {
 
 /// Hash the newest checkpoint's manifest records for the weights and the optimizer.
 fn final_state(dir: &Path) -> (String, String) {
-    let mut steps: Vec<_> = fs::read_dir(dir.join("checkpoints")).unwrap().map(|e| e.unwrap().path()).collect();
+    let mut steps: Vec<_> = fs::read_dir(dir.join("checkpoints"))
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .collect();
     steps.sort();
     let manifest: serde_json::Value = serde_json::from_slice(
         &fs::read(
-            steps.iter().rev().find(|p| p.file_name().unwrap().to_str().unwrap().starts_with("step-")).unwrap().join("manifest.json"),
+            steps
+                .iter()
+                .rev()
+                .find(|p| p.file_name().unwrap().to_str().unwrap().starts_with("step-"))
+                .unwrap()
+                .join("manifest.json"),
         )
         .unwrap(),
     )
     .unwrap();
     let hash = |file: &str| manifest["files"][file]["blake3"].as_str().unwrap().to_owned();
-    (manifest["state"]["weights_hash"].as_str().unwrap().to_owned(), hash("optimizer.safetensors"))
+    (
+        manifest["state"]["weights_hash"].as_str().unwrap().to_owned(),
+        hash("optimizer.safetensors"),
+    )
 }
 
 #[test]
@@ -34,7 +45,10 @@ fn a_run_killed_at_random_points_ends_as_if_it_had_not_been() {
     let expected = succeed_json(&borrow(&args));
 
     // Kill a real process with SIGKILL at points that differ from run to run; a failure prints them.
-    let mut seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
+    let mut seed = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .subsec_nanos();
     let mut points = Vec::new();
     let args = small_run(&killed, &["--resume=auto", "steps=6"]);
     for attempt in 0..8u64 {
@@ -48,7 +62,11 @@ fn a_run_killed_at_random_points_ends_as_if_it_had_not_been() {
         child.wait().unwrap();
     }
     let output = run(&borrow(&args));
-    assert!(output.status.success(), "after kills at {points:?}: {}", text(&output.stderr));
+    assert!(
+        output.status.success(),
+        "after kills at {points:?}: {}",
+        text(&output.stderr)
+    );
     let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
 
     assert_eq!(ledger(&whole), ledger(&killed), "kills at {points:?}");
@@ -67,15 +85,25 @@ fn ctrl_c_stops_cleanly_and_the_run_goes_on_from_there() {
     let child = mipu(&borrow(&args)).spawn().unwrap();
     let started = std::time::Instant::now();
     while !out.join("checkpoints/step-000001").exists() {
-        assert!(started.elapsed() < Duration::from_secs(120), "no checkpoint was written");
+        assert!(
+            started.elapsed() < Duration::from_secs(120),
+            "no checkpoint was written"
+        );
         sleep(Duration::from_millis(20));
     }
     // SIGINT to the child alone, as a terminal would send it.
-    let status = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let status = std::process::Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
     assert!(status.success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("--resume auto"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("--resume auto"),
+        "{}",
+        text(&output.stderr)
+    );
     succeed(&["ledger", "verify", out.to_str().unwrap()]);
     let before = fs::read_to_string(out.join("ledger.jsonl")).unwrap();
     let steps = before.lines().count() + 2;
@@ -83,10 +111,16 @@ fn ctrl_c_stops_cleanly_and_the_run_goes_on_from_there() {
     let child = mipu(&borrow(&args)).spawn().unwrap();
     let started = std::time::Instant::now();
     while ledger(&out).lines().count() < steps {
-        assert!(started.elapsed() < Duration::from_secs(120), "the resumed run does not go on");
+        assert!(
+            started.elapsed() < Duration::from_secs(120),
+            "the resumed run does not go on"
+        );
         sleep(Duration::from_millis(20));
     }
-    std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    std::process::Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
     child.wait_with_output().unwrap();
     assert!(ledger(&out).starts_with(&before), "a resumed run only appends");
 }
@@ -103,7 +137,11 @@ fn a_damaged_checkpoint_is_passed_over_and_the_ledger_still_agrees() {
     fs::write(&weights, &bytes[..bytes.len() - 100]).unwrap();
     let output = run(&borrow(&small_run(&damaged, &["--resume=auto", "steps=5"])));
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("passing over"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("passing over"),
+        "{}",
+        text(&output.stderr)
+    );
     assert_eq!(ledger(&whole), ledger(&damaged));
 }
 
@@ -125,8 +163,14 @@ fn another_configuration_does_not_continue_a_run() {
     let home = tempfile::tempdir().unwrap();
     let out = home.path().join("run");
     succeed_json(&borrow(&small_run(&out, &["steps=2"])));
-    let error = fail(&borrow(&small_run(&out, &["--resume=auto", "steps=2", "optimizer.lr=1e-5"])));
-    assert!(error.contains("another configuration") && error.contains("hint:"), "{error}");
+    let error = fail(&borrow(&small_run(
+        &out,
+        &["--resume=auto", "steps=2", "optimizer.lr=1e-5"],
+    )));
+    assert!(
+        error.contains("another configuration") && error.contains("hint:"),
+        "{error}"
+    );
     let error = fail(&borrow(&small_run(&out, &["steps=2"])));
     assert!(error.contains("already holds a run"), "{error}");
 }

@@ -32,14 +32,21 @@ pub(crate) fn run(args: &[&str]) -> Output {
 pub(crate) fn succeed(args: &[&str]) -> String {
     let output = run(args);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "mipu {args:?} failed\nstdout: {out}\nstderr: {err}");
+    assert!(
+        output.status.success(),
+        "mipu {args:?} failed\nstdout: {out}\nstderr: {err}"
+    );
     out
 }
 
 /// Runs to a success and reads the single JSON object on standard output.
 pub(crate) fn succeed_json(args: &[&str]) -> serde_json::Value {
     let out = succeed(args);
-    assert_eq!(out.trim().lines().count(), 1, "exactly one line of JSON, got: {out}");
+    assert_eq!(
+        out.trim().lines().count(),
+        1,
+        "exactly one line of JSON, got: {out}"
+    );
     serde_json::from_str(&out).unwrap_or_else(|e| panic!("not JSON ({e}): {out}"))
 }
 
@@ -47,7 +54,10 @@ pub(crate) fn succeed_json(args: &[&str]) -> serde_json::Value {
 pub(crate) fn fail(args: &[&str]) -> String {
     let output = run(args);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(!output.status.success(), "mipu {args:?} succeeded\nstdout: {out}\nstderr: {err}");
+    assert!(
+        !output.status.success(),
+        "mipu {args:?} succeeded\nstdout: {out}\nstderr: {err}"
+    );
     assert!(!err.contains("panicked"), "mipu {args:?} panicked: {err}");
     err
 }

@@ -154,13 +154,15 @@ fn explain(path: &Path, text: &str, error: &serde_saphyr::Error) -> Diagnostic {
             format!("unknown choice `{variant}`"),
             Some(suggestion(variant, expected.iter().copied())),
         ),
-        Error::SerdeMissingField { field, .. } => {
-            (format!("missing key `{field}`"), Some(format!("add `{field}: ..` to the mapping that holds this line")))
-        }
+        Error::SerdeMissingField { field, .. } => (
+            format!("missing key `{field}`"),
+            Some(format!("add `{field}: ..` to the mapping that holds this line")),
+        ),
         Error::InvalidScalar { ty, .. } => (format!("expected {}", scalar_name(ty)), None),
-        Error::ExternalMessage { msg, .. } => {
-            (format!("not YAML: {msg}"), Some("look for an open quote or bracket in the lines above".to_owned()))
-        }
+        Error::ExternalMessage { msg, .. } => (
+            format!("not YAML: {msg}"),
+            Some("look for an open quote or bracket in the lines above".to_owned()),
+        ),
         Error::SerdeInvalidType {
             unexpected, expected, ..
         }

@@ -38,4 +38,4 @@ pub use script::Demonstrator;
 pub use spec::json_schema;
 pub use task::{Split, Task, TaskError, TaskSpec};
 pub use taskset::TaskSet;
-pub use template::Template;
+pub use template::{Template, ValueTemplate};

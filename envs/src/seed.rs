@@ -61,7 +61,7 @@ pub fn derive(seed: u64, purpose: Purpose, indices: &[u64]) -> u64 {
     )
 }
 
-/// A generator for [`derive`]'s seed.
+/// A generator for [`derive()`]'s seed.
 pub fn stream(seed: u64, purpose: Purpose, indices: &[u64]) -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(derive(seed, purpose, indices))
 }

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use crate::diagnostic::{Diagnostic, from_yaml_file, suggestion};
 use crate::env::Env;
 use crate::message::{Message, Role, ToolSpec};
+use crate::reward::unit_tests::Remembered;
 use crate::script::{Demonstrator, Missing, Script};
 use crate::spec::{ScriptSource, TaskFile};
 use crate::template::{Fields, RenderError, Template};
@@ -85,6 +86,7 @@ pub struct TaskSpec {
     pub(crate) file: TaskFile,
     pub(crate) path: PathBuf,
     pub(crate) text: String,
+    pub(crate) remembered: Remembered,
     solution: Option<Script>,
     demonstration: Option<Script>,
 }
@@ -112,6 +114,7 @@ impl TaskSpec {
             file,
             path: path.to_owned(),
             text,
+            remembered: Remembered::default(),
         };
         spec.check_tools()?;
         Ok(spec)

@@ -9,7 +9,7 @@ const TOOLS: &str = "version: 1\nname: t\ninstruction: go\nsystem: be brief\ntoo
 
 #[tokio::test]
 async fn state_and_files_survive_between_turns() {
-    let task = task(TOOLS).await;
+    let task = task(&format!("{TOOLS}limits: {{max_turns: 20}}\n")).await;
     let mut env = task.env(sandbox(), 1);
     assert_eq!(contents(&env.start().await.unwrap()), ["be brief", "go"]);
     for (tool, arguments, expected) in [
@@ -38,14 +38,18 @@ async fn state_and_files_survive_between_turns() {
             "",
         ),
         ("read_file", vec![("path", "out.txt")], "from python"),
-        ("edit_file", vec![("path", "out.txt"), ("old", "o"), ("new", "0")], "error: `old` occurs 2 times in out.txt; it must be unique"),
-        ("edit_file", vec![("path", "out.txt"), ("old", "x"), ("new", "y")], "error: `old` does not occur in out.txt"),
+        (
+            "edit_file",
+            vec![("path", "out.txt"), ("old", "o"), ("new", "0")],
+            "error: `old` occurs 2 times in out.txt; it must be unique",
+        ),
+        (
+            "edit_file",
+            vec![("path", "out.txt"), ("old", "x"), ("new", "y")],
+            "error: `old` does not occur in out.txt",
+        ),
         ("write_file", vec![("path", "a/b.txt"), ("content", "new")], "ok"),
     ] {
-        // Eight turns are the default limit; a fresh tool call must not meet it here.
-        if tool == "read_file" && expected == "n = 3" {
-            env = task.env(sandbox(), 1);
-        }
         let result = env.step(&call(tool, &arguments)).await.unwrap();
         assert_eq!(contents(&result.observations), [expected], "{tool} {arguments:?}");
         assert_eq!(result.observations[0].name.as_deref(), Some(tool));
@@ -241,6 +245,27 @@ async fn run_tests_shows_what_failed() {
             "{observation}"
         );
     }
+}
+
+#[tokio::test]
+async fn the_same_candidate_gets_the_same_verdict_in_every_episode() {
+    let yaml = "version: 1\nname: t\ninstruction: go\ntools:\n  - run_tests: {cases: [{call: 'f(2)', expect: 4}]}\nreward: {exact: x}\ndata: {rows: [{n: 3}]}\n";
+    let candidate = "import random, time\ndef f(n): return [random.random(), time.time(), id(n)]";
+    let run = call("run_tests", &[("answer", candidate)]);
+    let (mut seen, tasks) = (Vec::new(), [task(yaml).await, task(yaml).await]);
+    // Two loads of the file share nothing in memory, three seeds share no draw of the environment.
+    for task in &tasks {
+        for seed in 0..3 {
+            let result = task.env(sandbox(), seed).step(&run).await.unwrap();
+            seen.push(result.observations[0].content.clone());
+        }
+    }
+    assert!(
+        seen[0].starts_with("fail\nf(2): expected 4, got [0."),
+        "{}",
+        seen[0]
+    );
+    assert!(seen.iter().all(|text| *text == seen[0]), "{seen:?}");
 }
 
 #[tokio::test]

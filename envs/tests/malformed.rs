@@ -110,7 +110,10 @@ async fn the_good_file_is_good() {
 async fn generators_and_json_lines_are_blamed_where_they_stand() {
     let head = "version: 1\nname: t\ninstruction: x\nreward: {exact: y}\n";
     for (data, expected) in [
-        ("data: {jsonl: rows.jsonl}", "rows.jsonl:2:8: not JSON: "),
+        (
+            "data: {jsonl: rows.jsonl}",
+            "rows.jsonl:2:7: not JSON: EOF while parsing an object\n",
+        ),
         ("data: {jsonl: none.jsonl}", "none.jsonl: cannot be read: "),
         (
             "data:\n  count: 3\n  python: |\n    def generate(rng, count):\n      yield 1",
@@ -122,7 +125,7 @@ async fn generators_and_json_lines_are_blamed_where_they_stand() {
         ),
         (
             "data:\n  count: 3\n  python: |\n    def generate(rng, count):\n      yield {'x': {1}}",
-            "a set has no JSON form",
+            "TypeError: Object of type set is not JSON serializable",
         ),
         (
             "data:\n  count: 3\n  python: |\n    def generate(rng, count)\n      yield {}",
@@ -131,6 +134,14 @@ async fn generators_and_json_lines_are_blamed_where_they_stand() {
         (
             "data:\n  count: 3\n  python: |\n    def generate(rng, count): return []",
             "the data has no row",
+        ),
+        (
+            "data:\n  count: 3\n  python: |\n    def generate(rng, count):\n      yield {'x': [2**70]}",
+            "`x` holds [1.1805916207174113e+21], which does not fit 64 bits\n",
+        ),
+        (
+            "data:\n  count: 3\n  python: |\n    def generate(rng, count):\n      yield {'x': float('nan')}",
+            "ValueError: Out of range float values are not JSON compliant",
         ),
         ("data: {rows: []}", "the data has no row"),
         ("data: {count: 3}", "`count` belongs to `python`"),

@@ -108,6 +108,7 @@ async fn four_thousand_rows_load_in_about_a_second() {
         let started = Instant::now();
         let set = TaskSet::load(&[task_file(name)], sandbox(), 0).await.unwrap();
         assert_eq!(set.train.len() + set.validation.len() + set.test.len(), 4000);
+        println!("{name}: 4000 rows in {:?}", started.elapsed());
         // Loose: the machine of a test may be busy.
         assert!(
             started.elapsed().as_secs_f64() < 5.0,
@@ -170,7 +171,7 @@ async fn demonstrations_succeed_about_half_the_time() {
         let set = TaskSet::load(&[task_file(name)], sandbox(), 0).await.unwrap();
         let started = Instant::now();
         let mut solved = 0.0;
-        for (seed, task) in set.train.iter().take(200).enumerate() {
+        for (seed, task) in set.train.iter().take(100).enumerate() {
             let (mut env, mut script) = (
                 task.env(sandbox(), seed as u64),
                 task.demonstration(sandbox(), seed as u64),
@@ -189,10 +190,10 @@ async fn demonstrations_succeed_about_half_the_time() {
             }
         }
         println!(
-            "{name}: {} of 200 demonstrations solved in {:?}",
+            "{name}: {} of 100 demonstrations solved in {:?}",
             solved,
             started.elapsed()
         );
-        assert!((60.0..=150.0).contains(&solved), "{name}: {solved}");
+        assert!((30.0..=75.0).contains(&solved), "{name}: {solved}");
     }
 }

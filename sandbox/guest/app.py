@@ -26,7 +26,7 @@ from wit_world.imports import host
 PRELOAD = """
 __future__ _ast _strptime abc argparse array ast asyncio base64 bdb binascii bisect builtins calendar cmath cmd code codecs
 collections collections.abc colorsys concurrent.futures.thread configparser contextlib contextvars copy copyreg csv dataclasses datetime
-decimal difflib dis doctest email.message email.parser email.utils encodings.ascii encodings.latin_1 encodings.hex_codec
+decimal difflib dis doctest email.message email.parser email.utils encodings.ascii encodings.idna encodings.latin_1 encodings.hex_codec
 encodings.raw_unicode_escape encodings.rot_13 encodings.unicode_escape encodings.utf_16 encodings.utf_16_be encodings.utf_16_le
 encodings.utf_32 encodings.utf_8_sig enum errno fnmatch fractions functools getopt glob graphlib gzip hashlib heapq hmac html
 html.parser importlib.util inspect io ipaddress itertools json keyword linecache locale logging math mimetypes numbers opcode
@@ -175,19 +175,22 @@ def _wire():
     return to_wire, from_wire
 
 
-def _open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
-    if type(file) is int and 0 <= file <= 2:
-        closefd = False  # `open(0).read()` must not take standard input from the turns that follow
-    return io.open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+def _gentle_open():
+    """The builtin `open`, except that `open(0).read()` does not take standard input from the turns that follow."""
+    real, exact, integer = io.open, type, int
 
+    def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
+        if exact(file) is integer and 0 <= file <= 2:
+            closefd = False
+        return real(file, mode, buffering, encoding, errors, newline, closefd, opener)
 
-_open.__name__ = _open.__qualname__ = "open"
-_open.__module__, _open.__doc__ = "_io", open.__doc__
+    open.__qualname__, open.__module__, open.__doc__ = "open", "_io", real.__doc__
+    return open
 
 
 def _adapt():
     """Fits the standard library to a world of one thread, no sockets and a virtual clock."""
-    builtins.open = _open
+    builtins.open = _gentle_open()
     sys.argv = [""]
     sys.path[:] = ["/work"]
     sys.dont_write_bytecode = True
@@ -216,7 +219,7 @@ def _build():
     integer, text, array, bag, mapping = int, str, list, set, dict
     clear_list, extend_list, clear_set, update_set, clear_dict, update_dict = (
         list.clear, list.extend, set.clear, set.update, dict.clear, dict.update)
-    compiler, execute, evaluate, opener, strip, split_lines = compile, exec, eval, open, str.strip, str.splitlines
+    compiler, execute, evaluate, opener, strip, split_lines = compile, exec, eval, io.open, str.strip, str.splitlines
     any_error, exit_error, user_error, wrong_type, no_name = BaseException, SystemExit, Exception, TypeError, NameError
     not_plain, candidate_error, candidate_gone = NotPlain, CandidateError, CandidateGone
     type_name = type.__dict__["__name__"].__get__
@@ -239,7 +242,7 @@ def _build():
         return io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape" if number == 0 else "backslashreplace",
                                 newline=None if number == 0 else "\n", line_buffering=line_buffering)
 
-    out, err = stream(1, "wb", True), stream(2, "wb", True)
+    feed, out, err = stream(0, "rb", False), stream(1, "wb", True), stream(2, "wb", True)
 
     def restore_streams():
         nonlocal out, err
@@ -258,15 +261,16 @@ def _build():
                 pass
 
     def start(request):
+        nonlocal feed
         fed = getter(request, "stdin") is True
         if not state["started"]:
             state["started"] = True
             chdir(path_root)
             reseed()
-            fed = True
-        if fed or state["stdin"]:
-            system.stdin = system.__stdin__ = stream(0, "rb", False)
+        if fed or state["stdin"] or feed.closed:
+            feed = stream(0, "rb", False)
             state["stdin"] = fed
+        system.stdin = system.__stdin__ = feed
         restore_streams()
 
     def source_name(source):

@@ -22,6 +22,9 @@ const GUEST_BLAKE3: &str = include_str!("../guest/guest.blake3");
 /// Bound on the unpacked component, against a damaged header.
 const GUEST_MAX_BYTES: usize = 256 << 20;
 
+/// Compiled guests kept in a cache directory, over all versions and settings (50 MB each).
+const KEPT_FILES: usize = 6;
+
 /// Tells the caller that something slow started.
 pub(crate) type Progress<'a> = &'a (dyn Fn(&str) + Send + Sync);
 
@@ -184,7 +187,27 @@ impl Cache<'_> {
         file.as_file().sync_all()?;
         let name = format!("{}.{}.cwasm", self.key, blake3::hash(code).to_hex());
         file.persist(self.dir.join(name)).map_err(|error| error.error)?;
+        self.prune();
         Ok(())
+    }
+
+    /// Removes the oldest compiled guests beyond [`KEPT_FILES`]. A process that has one mapped keeps it.
+    fn prune(&self) {
+        let Ok(entries) = fs::read_dir(self.dir) else {
+            return;
+        };
+        let guests = entries.flatten().filter(|entry| {
+            let name = entry.file_name();
+            name.to_str()
+                .is_some_and(|name| name.starts_with("python-") && name.ends_with(".cwasm"))
+        });
+        let mut dated: Vec<_> = guests
+            .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+            .collect();
+        dated.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, path) in dated.drain(..).skip(KEPT_FILES) {
+            let _ = fs::remove_file(path);
+        }
     }
 
     /// Waits for any other process that compiles the same guest. The lock goes with the process, however it ends.
@@ -232,5 +255,46 @@ mod native {
     pub(super) fn component_from_memory(engine: &Engine, code: &[u8]) -> Result<Component> {
         // SAFETY: `code` is the output of `precompile_component` of this process.
         unsafe { Component::deserialize(engine, code) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_embedded_guest_is_the_recorded_one() {
+        let wasm = unpack().unwrap();
+        assert!(wasm.starts_with(b"\0asm"), "not WebAssembly");
+    }
+
+    #[test]
+    fn the_oldest_compiled_guests_are_pruned() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache {
+            dir: dir.path(),
+            key: "python-deadline-0".to_owned(),
+        };
+        for age in 0..KEPT_FILES as u64 + 3 {
+            let file = File::create(dir.path().join(format!("python-deadline-{age}.x.cwasm"))).unwrap();
+            let written = std::time::SystemTime::now() - std::time::Duration::from_secs(1000 * (age + 1));
+            file.set_modified(written).unwrap();
+        }
+        fs::write(dir.path().join("mine.txt"), b"x").unwrap();
+        cache.store(b"code").unwrap();
+        let mut left: Vec<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left.len(), KEPT_FILES + 1, "{left:?}");
+        assert!(
+            left[0] == "mine.txt" && left[1].starts_with("python-deadline-0."),
+            "{left:?}"
+        );
+        assert!(
+            !left.iter().any(|name| name.starts_with("python-deadline-8")),
+            "{left:?}"
+        );
     }
 }

@@ -101,7 +101,8 @@ impl Host {
         store.set_hostcall_fuel(MAX_TRANSFER_BYTES);
         store.set_epoch_deadline(1);
         store.epoch_deadline_callback(|store| match Instant::now() < store.data().deadline {
-            true => Ok(UpdateDeadline::Yield(1)), // lets other tasks of the runtime have the thread
+            // Lets timers and other tasks of the runtime have the thread.
+            true => Ok(UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now()))),
             false => Err(DeadlinePassed.into()),
         });
         store

@@ -19,6 +19,8 @@ use crate::sandbox::Runtime;
 
 /// How long after its deadline an execution is dropped even if it never reaches an epoch check.
 const GRACE: Duration = Duration::from_millis(100);
+/// Longest deadline that is honoured, so that sums of times never overflow.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 /// Longest name of an exception class that is believed.
 const MAX_KIND_CHARS: usize = 100;
 /// Longest exception message that is kept.
@@ -121,20 +123,13 @@ pub(crate) struct Instance {
 
 impl Instance {
     /// Copies the booted interpreter.
-    pub(crate) async fn new(
-        runtime: &Arc<Runtime>,
-        policy: &Policy,
-        seed: u64,
-    ) -> Result<Self, SandboxError> {
-        let failed = |error: wasmtime::Error| SandboxError::Instantiate(format!("{error:#}"));
+    pub(crate) async fn new(runtime: &Arc<Runtime>, policy: &Policy, seed: u64) -> wasmtime::Result<Self> {
         let mut store = Host::store(&runtime.machine.engine, policy, seed);
         if policy.fuel.is_some() {
-            store.set_fuel(u64::MAX).map_err(failed)?; // linking is not charged
+            store.set_fuel(u64::MAX)?; // linking is not charged
         }
-        let instance = runtime.pre.instantiate_async(&mut store).await.map_err(failed)?;
-        let handle = instance
-            .get_typed_func(&mut store, runtime.handle)
-            .map_err(failed)?;
+        let instance = runtime.pre.instantiate_async(&mut store).await?;
+        let handle = instance.get_typed_func(&mut store, runtime.handle)?;
         Ok(Self {
             store,
             handle,
@@ -161,6 +156,7 @@ impl Instance {
         deadline: Duration,
         lent: Duration,
     ) -> Result<Answer, SandboxError> {
+        let (deadline, lent) = (deadline.min(LONGEST_DEADLINE), lent.min(LONGEST_DEADLINE));
         let nonce = one_time_nonce();
         let envelope = Envelope {
             nonce: &nonce,

@@ -21,6 +21,7 @@
 //! Not covered: side channels of the CPU, and other users who may write to the cache directory of compiled guests.
 
 mod against;
+pub mod bench;
 mod clock;
 mod engine;
 mod error;

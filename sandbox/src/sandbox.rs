@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::OnceCell;
+use wasmtime::PoolConcurrencyLimitError;
 use wasmtime::component::{ComponentExportIndex, InstancePre};
 
-use crate::engine::{Machine, Metering};
+use crate::engine::{Allocation, Machine, Metering};
 use crate::error::SandboxError;
 use crate::guest;
 use crate::host::{self, Host};
@@ -23,7 +24,7 @@ pub type Progress = Box<dyn Fn(&str) + Send + Sync>;
 pub struct SandboxOptions {
     /// Directory of compiled guests; `None` is the user's cache directory.
     pub cache_dir: Option<PathBuf>,
-    /// Called with one line when something slow starts (the first compilation takes 11-19 s).
+    /// Called with one line when something slow starts (the first compilation takes 10-30 s).
     pub on_progress: Option<Progress>,
 }
 
@@ -36,6 +37,9 @@ impl std::fmt::Debug for SandboxOptions {
 }
 
 /// A compiled guest and the engine it runs on; cheap to clone, shared by every episode of the process.
+///
+/// Its futures need a tokio runtime with time enabled. They compute on the thread that polls them and yield every few
+/// milliseconds; run many at once on a multi-threaded runtime.
 #[derive(Clone)]
 pub struct Sandbox(Arc<Shared>);
 
@@ -46,9 +50,11 @@ impl std::fmt::Debug for Sandbox {
 }
 
 struct Shared {
-    runtime: Arc<Runtime>,
-    metered: OnceCell<Arc<Runtime>>,
     options: SandboxOptions,
+    /// By metering; the first is filled when the sandbox opens.
+    runtimes: [OnceCell<Arc<Runtime>>; 2],
+    /// The same without a pool, for instances beyond its size.
+    overflow: [OnceCell<Arc<Runtime>>; 2],
 }
 
 /// A guest ready to be copied.
@@ -59,8 +65,18 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    fn load(metering: Metering, options: &SandboxOptions) -> Result<Arc<Self>, SandboxError> {
-        let machine = Machine::new(metering)?;
+    fn load(
+        metering: Metering,
+        allocation: Allocation,
+        options: &SandboxOptions,
+    ) -> Result<Arc<Self>, SandboxError> {
+        let machine = match Machine::new(metering, allocation) {
+            Err(error) if allocation == Allocation::Pooled => {
+                tracing::warn!(%error, "no address space for an instance pool: instances are mapped one by one");
+                Machine::new(metering, Allocation::OnDemand)?
+            }
+            made => made?,
+        };
         let cache_dir = options.cache_dir.clone().or_else(guest::default_cache_dir);
         let progress = |line: &str| match &options.on_progress {
             Some(tell) => tell(line),
@@ -90,11 +106,12 @@ impl Sandbox {
     /// # Errors
     /// When the guest cannot be unpacked, compiled or linked. A cache directory that cannot be used is only a warning.
     pub fn open(options: SandboxOptions) -> Result<Self, SandboxError> {
-        let runtime = Runtime::load(Metering::Deadline, &options)?;
+        let runtime = Runtime::load(Metering::Deadline, Allocation::Pooled, &options)?;
+        let runtimes = [OnceCell::new_with(Some(runtime)), OnceCell::new()];
         Ok(Self(Arc::new(Shared {
-            runtime,
-            metered: OnceCell::new(),
             options,
+            runtimes,
+            overflow: [OnceCell::new(), OnceCell::new()],
         })))
     }
 
@@ -124,20 +141,38 @@ impl Sandbox {
 
     async fn instance(&self, policy: &Policy, seed: u64) -> Result<Instance, SandboxError> {
         policy.check()?;
-        match policy.fuel {
-            None => Instance::new(&self.0.runtime, policy, seed).await,
-            Some(_) => Instance::new(self.metered().await?, policy, seed).await,
-        }
+        let metering = if policy.fuel.is_some() {
+            Metering::Fuel
+        } else {
+            Metering::Deadline
+        };
+        let runtime = self.runtime(metering, Allocation::Pooled).await?;
+        let made = match Instance::new(runtime, policy, seed).await {
+            Err(error) if error.is::<PoolConcurrencyLimitError>() => {
+                Instance::new(self.runtime(metering, Allocation::OnDemand).await?, policy, seed).await
+            }
+            made => made,
+        };
+        made.map_err(|error| SandboxError::Instantiate(format!("{error:#}")))
     }
 
-    /// The runtime that counts fuel, loaded when a policy first asks for it.
-    async fn metered(&self) -> Result<&Arc<Runtime>, SandboxError> {
+    /// The runtime of a kind, loaded when it is first asked for.
+    async fn runtime(
+        &self,
+        metering: Metering,
+        allocation: Allocation,
+    ) -> Result<&Arc<Runtime>, SandboxError> {
+        let cells = match allocation {
+            Allocation::Pooled => &self.0.runtimes,
+            Allocation::OnDemand => &self.0.overflow,
+        };
         let load = || async {
             let shared = Arc::clone(&self.0);
             let loaded =
-                tokio::task::spawn_blocking(move || Runtime::load(Metering::Fuel, &shared.options)).await;
+                tokio::task::spawn_blocking(move || Runtime::load(metering, allocation, &shared.options))
+                    .await;
             loaded.map_err(|error| SandboxError::Task(error.to_string()))?
         };
-        self.0.metered.get_or_try_init(load).await
+        cells[metering as usize].get_or_try_init(load).await
     }
 }

@@ -18,7 +18,8 @@ async fn judge(candidate: &str, tests: &str) -> Outcome {
         .await
         .expect("the host is well");
     let quick = Policy {
-        deadline: std::time::Duration::from_millis(700),
+        deadline: std::time::Duration::from_millis(1500),
+        memory_bytes: 64 << 20,
         ..Policy::default()
     };
     let mut untrusted = sandbox().session(&quick, 2).await.expect("the host is well");

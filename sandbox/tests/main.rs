@@ -1,6 +1,10 @@
 //! The sandbox from outside: hostile guests, determinism, sessions, candidates, cache.
 
+mod cache;
 mod candidate;
+mod cleanup;
+mod determinism;
+mod hostile;
 mod session;
 
 use std::path::PathBuf;

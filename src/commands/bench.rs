@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use comfy_table::{Table, presets};
+use mipu_agent::EngineConfig;
+use mipu_trainer::bench::{BenchSize, bench_trainer};
 use mipu_trainer::ladder::{self, RungReport};
 use mipu_trainer::report::write_mismatch_report;
 use serde_json::json;
@@ -28,29 +30,44 @@ async fn sandbox(runs: usize, json: bool) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(runs > 0, "--runs must be positive");
     let sandbox = open_sandbox()?;
     let report = mipu_sandbox::bench::bench_sandbox(&sandbox, runs).await?;
-    print(json, &report)
+    output::report(json, &report)
 }
 
 async fn sampler(model: Option<PathBuf>, threads: usize, json: bool) -> anyhow::Result<ExitCode> {
     let model = load_model(&model.unwrap_or_else(|| DEFAULT_MODEL.into()))?;
-    let report = mipu_agent::bench::bench_sampler(&model, threads).await?;
-    print(json, &report)
+    let config = EngineConfig {
+        threads,
+        ..EngineConfig::default()
+    };
+    let report = mipu_agent::bench::sampler(&model.weights, config, &[1, 8, 32], 48).await?;
+    output::report(json, &report)
 }
 
 fn trainer(model: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     let model = load_model(&model.unwrap_or_else(|| DEFAULT_MODEL.into()))?;
-    let report = mipu_trainer::bench::bench_trainer(&model.weights)?;
-    print(json, &report)
+    let report = bench_trainer(&model.weights, BenchSize::default())?;
+    output::report(json, &report)
 }
 
 async fn mismatch(args: &Sampled, out: &Path) -> anyhow::Result<ExitCode> {
-    anyhow::ensure!(args.temperature > 0.0, "--temperature must be positive here: a greedy policy has no log-ratio");
+    anyhow::ensure!(
+        args.temperature > 0.0,
+        "--temperature must be positive here: a greedy policy has no log-ratio"
+    );
     let stage = stage(args).await?;
     let cancel = cancel_on_ctrl_c();
     let rungs = ladder::rungs(&engine_config(args.precision));
     let told = |r: &RungReport| output::say(&format!("{:<14} done: {} tokens", r.name, r.diagnostics.tokens));
-    let reports =
-        ladder::climb(&stage.model, &stage.context, &stage.tasks, &stage.rollout, &rungs, &cancel, &told).await?;
+    let reports = ladder::climb(
+        &stage.model,
+        &stage.context,
+        &stage.tasks,
+        &stage.rollout,
+        &rungs,
+        &cancel,
+        &told,
+    )
+    .await?;
     let curves: Vec<_> = reports.iter().map(|r| r.accumulation.clone()).collect();
     write_mismatch_report(out, &curves)?;
     if args.json {
@@ -58,8 +75,16 @@ async fn mismatch(args: &Sampled, out: &Path) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["engine", "J(mu)", "k3 (nats)", "mean |d|", "drift / token", "2H", "outside [.5, 2]"]);
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header([
+        "engine",
+        "J(mu)",
+        "k3 (nats)",
+        "mean |d|",
+        "drift / token",
+        "2H",
+        "outside [.5, 2]",
+    ]);
     for report in &reports {
         let totals = report.diagnostics.totals.as_ref();
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.2e}"));
@@ -76,14 +101,5 @@ async fn mismatch(args: &Sampled, out: &Path) -> anyhow::Result<ExitCode> {
     }
     output::data(&table.to_string());
     output::data(&format!("page  {}", out.display()));
-    Ok(ExitCode::SUCCESS)
-}
-
-fn print(json: bool, report: &(impl serde::Serialize + std::fmt::Display)) -> anyhow::Result<ExitCode> {
-    if json {
-        output::json(report)?;
-    } else {
-        output::data(&report.to_string());
-    }
     Ok(ExitCode::SUCCESS)
 }

@@ -9,8 +9,16 @@ use crate::output;
 
 pub(crate) fn run(args: &Ledger) -> anyhow::Result<ExitCode> {
     let Ledger::Verify { path, json } = args;
-    let file = if path.is_dir() { path.join("ledger.jsonl") } else { path.clone() };
-    anyhow::ensure!(file.exists(), "{} does not exist\nhint: name a run directory, e.g. runs/quickstart-001", file.display());
+    let file = if path.is_dir() {
+        path.join("ledger.jsonl")
+    } else {
+        path.clone()
+    };
+    anyhow::ensure!(
+        file.exists(),
+        "{} does not exist\nhint: name a run directory, e.g. runs/quickstart-001",
+        file.display()
+    );
     let summary = ledger::verify(&file)?;
     if *json {
         output::json(&summary)?;
@@ -22,7 +30,11 @@ pub(crate) fn run(args: &Ledger) -> anyhow::Result<ExitCode> {
             summary.accepted,
             summary.rejected,
             summary.checkpoints,
-            if summary.finished { "finished" } else { "not finished" },
+            if summary.finished {
+                "finished"
+            } else {
+                "not finished"
+            },
             summary.head
         ));
     }

@@ -21,7 +21,11 @@ pub(crate) fn run(args: &Report) -> anyhow::Result<ExitCode> {
         Some((_, path)) => Some(dialect::renderer(&LoadedModel::load(&path)?)?),
         None => None,
     };
-    let decode = move |ids: &[u32]| renderer.as_ref().map_or_else(|| format!("{ids:?}"), |r| r.decode(ids));
+    let decode = move |ids: &[u32]| {
+        renderer
+            .as_ref()
+            .map_or_else(|| format!("{ids:?}"), |r| r.decode(ids))
+    };
     let page = report::write_report(&args.run, &decode)?;
     if args.json {
         output::json(&json!({"report": page}))?;

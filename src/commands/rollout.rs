@@ -37,7 +37,9 @@ pub(crate) async fn run(args: Rollout) -> anyhow::Result<ExitCode> {
     if args.sampled.json {
         output::json(&json!({"out": out, "episodes": episodes, "unscored": unscored, "mean_return": mean}))?;
     } else {
-        output::data(&format!("{episodes} episodes ({unscored} unscored), mean return {mean:.3}, in {out}"));
+        output::data(&format!(
+            "{episodes} episodes ({unscored} unscored), mean return {mean:.3}, in {out}"
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -45,10 +47,17 @@ pub(crate) async fn run(args: Rollout) -> anyhow::Result<ExitCode> {
 /// An episode as people read it; what the policy sampled stands between guillemets.
 pub(crate) fn transcript(trajectory: &Trajectory, renderer: &dyn Renderer) -> String {
     let (ids, mask) = (trajectory.tokens.ids(), trajectory.tokens.loss_mask());
-    let mut text = format!("--- {} sample {} return {}\n", trajectory.task_id, trajectory.sample, trajectory.ret());
+    let mut text = format!(
+        "--- {} sample {} return {}\n",
+        trajectory.task_id,
+        trajectory.sample,
+        trajectory.ret()
+    );
     let mut start = 0;
     while start < ids.len() {
-        let end = (start..ids.len()).find(|&i| mask[i] != mask[start]).unwrap_or(ids.len());
+        let end = (start..ids.len())
+            .find(|&i| mask[i] != mask[start])
+            .unwrap_or(ids.len());
         let part = renderer.decode(&ids[start..end]);
         if mask[start] {
             text.push_str(&format!("«{part}»"));
@@ -57,6 +66,9 @@ pub(crate) fn transcript(trajectory: &Trajectory, renderer: &dyn Renderer) -> St
         }
         start = end;
     }
-    text.push_str(&format!("\n--- {}", mipu_trainer::eval::stop_name(trajectory.stop)));
+    text.push_str(&format!(
+        "\n--- {}",
+        mipu_trainer::eval::stop_name(trajectory.stop)
+    ));
     text
 }

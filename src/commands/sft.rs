@@ -23,7 +23,11 @@ pub(crate) async fn run(args: Sft) -> anyhow::Result<ExitCode> {
     let cancel = cancel_on_ctrl_c();
     let started = Instant::now();
     let terminal = std::io::stderr().is_terminal();
-    let bar = if terminal { ProgressBar::new(config.steps.get()) } else { ProgressBar::hidden() };
+    let bar = if terminal {
+        ProgressBar::new(config.steps.get())
+    } else {
+        ProgressBar::hidden()
+    };
     bar.set_style(
         ProgressStyle::with_template("{bar:24.cyan/dim} {pos}/{len} {msg}  ETA {eta}")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
@@ -31,7 +35,11 @@ pub(crate) async fn run(args: Sft) -> anyhow::Result<ExitCode> {
     let every = (config.steps.get() / 20).max(1);
     let on_step = |p: SftProgress| {
         bar.set_position(p.step);
-        bar.set_message(format!("loss {:.4}  {:.0} tok/s", p.loss, p.tokens as f64 / started.elapsed().as_secs_f64()));
+        bar.set_message(format!(
+            "loss {:.4}  {:.0} tok/s",
+            p.loss,
+            p.tokens as f64 / started.elapsed().as_secs_f64()
+        ));
         if !terminal && (p.step % every == 0 || p.step == p.steps) {
             output::say(&format!(
                 "step {:>5}/{}  loss {:.4}  grad norm {:.3}  {} tokens  {}",

@@ -16,7 +16,10 @@ use crate::output;
 
 /// Opens the sandbox; the first time on a machine takes some seconds and says so.
 pub(crate) fn open_sandbox() -> anyhow::Result<Sandbox> {
-    let options = SandboxOptions { on_progress: Some(Box::new(output::say)), ..SandboxOptions::default() };
+    let options = SandboxOptions {
+        on_progress: Some(Box::new(output::say)),
+        ..SandboxOptions::default()
+    };
     Sandbox::open(options).context("cannot open the sandbox")
 }
 
@@ -44,7 +47,12 @@ pub(crate) fn engine_config(precision: PrecisionArg) -> EngineConfig {
         PrecisionArg::F16 => Precision::F16,
         PrecisionArg::Fp8 => Precision::Fp8,
     };
-    EngineConfig { weights: p, activations: p, kv_cache: p, ..EngineConfig::default() }
+    EngineConfig {
+        weights: p,
+        activations: p,
+        kv_cache: p,
+        ..EngineConfig::default()
+    }
 }
 
 /// A running sampler over a model directory and the rows it is asked about.
@@ -52,7 +60,6 @@ pub(crate) struct Stage {
     pub(crate) model: LoadedModel,
     pub(crate) renderer: Arc<dyn Renderer>,
     pub(crate) context: RolloutContext,
-    pub(crate) engine: Engine,
     pub(crate) tasks: Vec<Arc<Task>>,
     pub(crate) rollout: RolloutConfig,
 }
@@ -64,7 +71,10 @@ pub(crate) async fn stage(args: &Sampled) -> anyhow::Result<Stage> {
         "--temperature must be a number of at least 0; got {}",
         args.temperature
     );
-    anyhow::ensure!(args.prompts > 0 && args.samples > 0, "--prompts and --samples must be positive");
+    anyhow::ensure!(
+        args.prompts > 0 && args.samples > 0,
+        "--prompts and --samples must be positive"
+    );
     let model = load_model(&args.model)?;
     let renderer: Arc<dyn Renderer> = dialect::renderer(&model)?;
     let sandbox = open_sandbox()?;
@@ -75,25 +85,39 @@ pub(crate) async fn stage(args: &Sampled) -> anyhow::Result<Stage> {
         SplitArg::Test => Split::Test,
     };
     let rows = set.split(split);
-    anyhow::ensure!(!rows.is_empty(), "the split {split:?} has no rows\nhint: choose another with --split");
-    let tasks =
-        mipu_trainer::eval::draw(rows, args.prompts, mipu_envs::seed::Purpose::Eval, args.seed, 0);
+    anyhow::ensure!(
+        !rows.is_empty(),
+        "the split {split:?} has no rows\nhint: choose another with --split"
+    );
+    let tasks = mipu_trainer::eval::draw(rows, args.prompts, mipu_envs::seed::Purpose::Eval, args.seed, 0);
     let engine = Engine::start(
         engine_config(args.precision),
         model.weights.clone(),
         0,
         renderer.stop_ids().to_vec(),
     )?;
-    let context = RolloutContext { sandbox, policy: Arc::new(engine.clone()), renderer: renderer.clone() };
+    let context = RolloutContext {
+        sandbox,
+        policy: Arc::new(engine),
+        renderer: renderer.clone(),
+    };
     let rollout = RolloutConfig {
         group_size: args.samples,
-        sampling: Sampling { temperature: args.temperature },
+        sampling: Sampling {
+            temperature: args.temperature,
+        },
         max_turn_tokens: args.max_turn_tokens,
         max_context: model.weights.config.max_position_embeddings,
         concurrency: 64,
         seed: args.seed,
     };
-    Ok(Stage { model, renderer, context, engine, tasks, rollout })
+    Ok(Stage {
+        model,
+        renderer,
+        context,
+        tasks,
+        rollout,
+    })
 }
 
 /// Reads a model directory with a hint where there is none.

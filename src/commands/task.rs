@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use comfy_table::{Table, presets};
 use mipu_agent::{Renderer, dialect};
-use mipu_envs::doctor::{self, DoctorOptions, DoctorReport, Severity};
+use mipu_envs::doctor::{self, DoctorOptions, DoctorReport};
 use mipu_envs::{TaskSet, json_schema};
 use mipu_trainer::sft::play;
 use serde_json::json;
@@ -20,9 +20,20 @@ use crate::output;
 
 pub(crate) async fn run(command: Task) -> anyhow::Result<ExitCode> {
     match command {
-        Task::Check { paths, rows, seed, json } => check(&paths, rows, seed, json).await,
+        Task::Check {
+            paths,
+            rows,
+            seed,
+            json,
+        } => check(&paths, rows, seed, json).await,
         Task::New { path, kind } => new(&path, kind),
-        Task::Show { path, row, model, seed, json } => show(&path, row, model.as_deref(), seed, json).await,
+        Task::Show {
+            path,
+            row,
+            model,
+            seed,
+            json,
+        } => show(&path, row, model.as_deref(), seed, json).await,
         Task::Schema => {
             output::data(&serde_json::to_string_pretty(&json_schema())?);
             Ok(ExitCode::SUCCESS)
@@ -32,26 +43,50 @@ pub(crate) async fn run(command: Task) -> anyhow::Result<ExitCode> {
 
 async fn check(paths: &[std::path::PathBuf], rows: usize, seed: u64, json: bool) -> anyhow::Result<ExitCode> {
     let sandbox = open_sandbox()?;
-    let options = DoctorOptions { rows, seed, ..DoctorOptions::default() };
+    let options = DoctorOptions {
+        rows,
+        seed,
+        ..DoctorOptions::default()
+    };
     let mut reports = Vec::new();
     for path in paths {
-        reports.push(doctor::check(path, &sandbox, &options).await?);
+        reports.push(doctor::check(path, &sandbox, &options).await);
     }
-    let ok = reports.iter().all(DoctorReport::is_ok);
+    let ok = reports.iter().all(DoctorReport::passed);
     if json {
         output::json(&json!({"ok": ok, "reports": reports}))?;
     } else {
         let mut table = Table::new();
-        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-        table.set_header(["task", "rows", "solution", "cheats", "ms an episode", "verdict"]);
+        table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+        table.set_header([
+            "task",
+            "rows",
+            "solution",
+            "best cheat",
+            "turns",
+            "ms an episode",
+            "verdict",
+        ]);
         for report in &reports {
-            table.add_row(report.row());
+            let r = &report.reference;
+            let cheat = report.baselines.values().copied().fold(0.0, f64::max);
+            table.add_row([
+                report
+                    .name
+                    .clone()
+                    .unwrap_or_else(|| report.path.display().to_string()),
+                report.rows.map(|n| n.to_string()).join(" / "),
+                format!("{} of {}", r.solved, r.episodes),
+                format!("{cheat:.3}"),
+                format!("{:.1}", r.mean_turns),
+                format!("{:.1}", r.episode_ms),
+                if report.passed() { "pass" } else { "FAIL" }.to_owned(),
+            ]);
         }
         output::data(&table.to_string());
         for report in &reports {
             for finding in &report.findings {
-                let mark = if finding.severity == Severity::Error { "error" } else { "warning" };
-                output::data(&format!("{mark}: {finding}"));
+                output::data(&format!("{}: {finding}", report.path.display()));
             }
         }
     }
@@ -67,24 +102,40 @@ fn new(path: &Path, kind: TaskKind) -> anyhow::Result<ExitCode> {
         .write(true)
         .create_new(true)
         .open(path)
-        .with_context(|| format!("cannot write {}: it exists already, or its directory does not", path.display()))?;
+        .with_context(|| {
+            format!(
+                "cannot write {}: it exists already, or its directory does not",
+                path.display()
+            )
+        })?;
     file.write_all(text.as_bytes())?;
     output::data(&format!("wrote {0}\nnext: mipu task check {0}", path.display()));
     Ok(ExitCode::SUCCESS)
 }
 
-async fn show(path: &Path, row: usize, model: Option<&Path>, seed: u64, json: bool) -> anyhow::Result<ExitCode> {
+async fn show(
+    path: &Path,
+    row: usize,
+    model: Option<&Path>,
+    seed: u64,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
     let sandbox = open_sandbox()?;
     let set = TaskSet::load(&[path], &sandbox, seed).await?;
     let all: Vec<_> = set.train.iter().chain(&set.validation).chain(&set.test).collect();
     let Some(task) = all.get(row) else {
-        anyhow::bail!("row {row} does not exist\nhint: the task has {} rows, counted from 0", all.len());
+        anyhow::bail!(
+            "row {row} does not exist\nhint: the task has {} rows, counted from 0",
+            all.len()
+        );
     };
     let Some(model) = model else {
         let mut env = task.env(&sandbox, seed);
         let messages = env.start().await?;
         if json {
-            output::json(&json!({"id": task.id, "split": task.split, "row": task.row, "messages": messages, "tools": env.tools()}))?;
+            output::json(
+                &json!({"id": task.id, "split": task.split, "row": task.row, "messages": messages, "tools": env.tools()}),
+            )?;
         } else {
             output::data(&format!("{} ({:?})", task.id, task.split));
             for message in &messages {
@@ -93,7 +144,9 @@ async fn show(path: &Path, row: usize, model: Option<&Path>, seed: u64, json: bo
             for tool in env.tools() {
                 output::data(&format!("tool {}: {}", tool.name, tool.description));
             }
-            output::data("hint: with --model DIR the ids and the loss mask of the reference solution are shown too");
+            output::data(
+                "hint: with --model DIR the ids and the loss mask of the reference solution are shown too",
+            );
         }
         return Ok(ExitCode::SUCCESS);
     };
@@ -107,14 +160,19 @@ async fn show(path: &Path, row: usize, model: Option<&Path>, seed: u64, json: bo
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    output::data(&format!("{} ({:?}), reference solution, return {}", task.id, task.split, played.ret));
+    output::data(&format!(
+        "{} ({:?}), reference solution, return {}",
+        task.id, task.split, played.ret
+    ));
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_header(["from", "ids", "in the loss", "text"]);
     let (ids, mask) = (played.tokens.ids(), played.tokens.loss_mask());
     let mut start = 0;
     while start < ids.len() {
-        let end = (start..ids.len()).find(|&i| mask[i] != mask[start]).unwrap_or(ids.len());
+        let end = (start..ids.len())
+            .find(|&i| mask[i] != mask[start])
+            .unwrap_or(ids.len());
         let who = if mask[start] { "yes" } else { "no" };
         table.add_row([
             start.to_string(),

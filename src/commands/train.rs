@@ -13,7 +13,10 @@ use crate::output;
 use crate::progress::{Progress, duration};
 
 pub(crate) async fn run(args: Train) -> anyhow::Result<ExitCode> {
-    let path = args.path.or(args.config).ok_or_else(|| anyhow::anyhow!("name a configuration file"))?;
+    let path = args
+        .path
+        .or(args.config)
+        .ok_or_else(|| anyhow::anyhow!("name a configuration file"))?;
     let mut overrides = args.overrides;
     if let Some(seed) = args.seed {
         overrides.push(format!("seed={seed}"));

@@ -134,7 +134,12 @@ pub fn write(
             sync(&path)?;
             files.insert(entry, digest(&path)?);
         }
-        let manifest = Manifest { format: 1, state: state.clone(), ledger: ledger.to_vec(), files };
+        let manifest = Manifest {
+            format: 1,
+            state: state.clone(),
+            ledger: ledger.to_vec(),
+            files,
+        };
         let path = temporary.join(MANIFEST);
         let text = serde_json::to_vec_pretty(&manifest).expect("a manifest serialises");
         fs::write(&path, text).map_err(at(&path))?;
@@ -158,26 +163,44 @@ pub fn write(
 pub fn read(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let file = path.join(MANIFEST);
     let text = fs::read(&file).map_err(at(&file))?;
-    let damaged = |path: &Path, message: String| CheckpointError::Damaged { path: path.to_owned(), message };
+    let damaged = |path: &Path, message: String| CheckpointError::Damaged {
+        path: path.to_owned(),
+        message,
+    };
     let manifest: Manifest =
         serde_json::from_slice(&text).map_err(|e| damaged(&file, format!("not a manifest: {e}")))?;
     for (name, expected) in &manifest.files {
         let file = path.join(name);
         let found = digest(&file)?;
         if found.bytes != expected.bytes {
-            return Err(damaged(&file, format!("expected {} bytes, found {}", expected.bytes, found.bytes)));
+            return Err(damaged(
+                &file,
+                format!("expected {} bytes, found {}", expected.bytes, found.bytes),
+            ));
         }
         if found != *expected {
-            return Err(damaged(&file, format!("expected blake3 {}, found {}", expected.blake3, found.blake3)));
+            return Err(damaged(
+                &file,
+                format!("expected blake3 {}, found {}", expected.blake3, found.blake3),
+            ));
         }
     }
     let model = LoadedModel::load(path)?;
     let optimizer = read_tensors(&path.join(OPTIMIZER))?;
     let hash = model.weights.hash();
     if hash != manifest.state.weights_hash {
-        return Err(damaged(path, format!("expected weights {}, found {hash}", manifest.state.weights_hash)));
+        return Err(damaged(
+            path,
+            format!("expected weights {}, found {hash}", manifest.state.weights_hash),
+        ));
     }
-    Ok(Checkpoint { path: path.to_owned(), model, optimizer, state: manifest.state, ledger: manifest.ledger })
+    Ok(Checkpoint {
+        path: path.to_owned(),
+        model,
+        optimizer,
+        state: manifest.state,
+        ledger: manifest.ledger,
+    })
 }
 
 /// Steps that have a directory, oldest first (not yet verified).
@@ -261,27 +284,42 @@ fn write_tensors(path: &Path, tensors: &[NamedTensor]) -> Result<(), CheckpointE
             (name.as_str(), view)
         })
         .collect();
-    safetensors::serialize_to_file(views, None, path)
-        .map_err(|e| CheckpointError::Io { path: path.to_owned(), source: io::Error::other(e) })
+    safetensors::serialize_to_file(views, None, path).map_err(|e| CheckpointError::Io {
+        path: path.to_owned(),
+        source: io::Error::other(e),
+    })
 }
 
 fn read_tensors(path: &Path) -> Result<Vec<NamedTensor>, CheckpointError> {
     let bytes = fs::read(path).map_err(at(path))?;
-    let damaged = |message: String| CheckpointError::Damaged { path: path.to_owned(), message };
+    let damaged = |message: String| CheckpointError::Damaged {
+        path: path.to_owned(),
+        message,
+    };
     let file = safetensors::SafeTensors::deserialize(&bytes).map_err(|e| damaged(e.to_string()))?;
     let mut out = Vec::new();
     for (name, view) in file.tensors() {
         if view.dtype() != safetensors::Dtype::F32 {
-            return Err(damaged(format!("tensor `{name}`: expected F32, found {:?}", view.dtype())));
+            return Err(damaged(format!(
+                "tensor `{name}`: expected F32, found {:?}",
+                view.dtype()
+            )));
         }
-        let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes"))).collect();
+        let values = view
+            .data()
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes")))
+            .collect();
         out.push((name, view.shape().to_vec(), Arc::new(values)));
     }
     Ok(out)
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError + '_ {
-    move |source| CheckpointError::Io { path: path.to_owned(), source }
+    move |source| CheckpointError::Io {
+        path: path.to_owned(),
+        source,
+    }
 }
 
 fn create(dir: &Path) -> Result<(), CheckpointError> {
@@ -324,5 +362,8 @@ fn digest(path: &Path) -> Result<FileEntry, CheckpointError> {
         hasher.update(&buffer[..n]);
         bytes += n as u64;
     }
-    Ok(FileEntry { bytes, blake3: hasher.finalize().to_hex().to_string() })
+    Ok(FileEntry {
+        bytes,
+        blake3: hasher.finalize().to_hex().to_string(),
+    })
 }

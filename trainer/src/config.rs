@@ -99,16 +99,30 @@ pub struct AlgorithmSection {
     pub minibatches: NonZeroUsize,
     /// Passes over the groups of a step. Default 1.
     pub epochs: NonZeroUsize,
-    /// Tokens in one forward and backward pass; bounds memory. Default 512.
+    /// Tokens in one forward and backward pass; bounds memory. Default 256.
     pub micro_batch_tokens: NonZeroUsize,
 }
 
 impl Default for AlgorithmSection {
     fn default() -> Self {
-        let AlgorithmConfig { advantage, correction, loss, minibatches, epochs, micro_batch_tokens } =
-            AlgorithmConfig::default();
+        let AlgorithmConfig {
+            advantage,
+            correction,
+            loss,
+            minibatches,
+            epochs,
+            micro_batch_tokens,
+        } = AlgorithmConfig::default();
         let gate = GateConfig::default();
-        Self { advantage, correction, loss, gate, minibatches, epochs, micro_batch_tokens }
+        Self {
+            advantage,
+            correction,
+            loss,
+            gate,
+            minibatches,
+            epochs,
+            micro_batch_tokens,
+        }
     }
 }
 
@@ -138,7 +152,10 @@ pub struct ValidationSection {
 
 impl Default for ValidationSection {
     fn default() -> Self {
-        Self { prompts: nonzero(16), group_size: nonzero(8) }
+        Self {
+            prompts: nonzero(16),
+            group_size: nonzero(8),
+        }
     }
 }
 
@@ -158,7 +175,12 @@ pub struct EvalSection {
 
 impl Default for EvalSection {
     fn default() -> Self {
-        Self { every: 10, prompts: nonzero(128), samples: nonzero(2), temperature: Temperature(1.0) }
+        Self {
+            every: 10,
+            prompts: nonzero(128),
+            samples: nonzero(2),
+            temperature: Temperature(1.0),
+        }
     }
 }
 
@@ -174,7 +196,10 @@ pub struct CheckpointSection {
 
 impl Default for CheckpointSection {
     fn default() -> Self {
-        Self { every: NonZeroU64::MIN, keep_last: nonzero(2) }
+        Self {
+            every: NonZeroU64::MIN,
+            keep_last: nonzero(2),
+        }
     }
 }
 
@@ -229,13 +254,23 @@ impl RunConfig {
 
     fn check(&self, path: &Path) -> Result<(), ConfigError> {
         let fail = |message: &str, hint: &str| {
-            Err(ConfigError::Invalid { path: path.to_owned(), message: message.to_owned(), hint: hint.to_owned() })
+            Err(ConfigError::Invalid {
+                path: path.to_owned(),
+                message: message.to_owned(),
+                hint: hint.to_owned(),
+            })
         };
         if self.tasks.is_empty() {
-            return fail("`tasks` is empty", "name at least one task file, e.g. `tasks: [../tasks/calc.yaml]`");
+            return fail(
+                "`tasks` is empty",
+                "name at least one task file, e.g. `tasks: [../tasks/calc.yaml]`",
+            );
         }
         if self.name.is_empty() || self.name.contains(['/', '\\']) || self.name.starts_with('.') {
-            return fail("`name` must be usable as a directory name", "letters, digits and dashes, e.g. `name: quickstart`");
+            return fail(
+                "`name` must be usable as a directory name",
+                "letters, digits and dashes, e.g. `name: quickstart`",
+            );
         }
         if self.rollout.group_size.get() < 2 {
             return fail(

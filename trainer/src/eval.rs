@@ -69,33 +69,53 @@ pub async fn evaluate(
 }
 
 fn report(groups: &[Group], tasks: &[Arc<Task>], k: usize, seed: u64) -> EvalReport {
-    let returns: Vec<Vec<f64>> =
-        groups.iter().map(|g| g.trajectories.iter().map(mipu_agent::Trajectory::ret).collect()).collect();
+    let returns: Vec<Vec<f64>> = groups
+        .iter()
+        .map(|g| g.trajectories.iter().map(mipu_agent::Trajectory::ret).collect())
+        .collect();
     let mut by_task: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     let mut stop: BTreeMap<String, usize> = BTreeMap::new();
     let (mut turns, mut tokens) = (0usize, 0usize);
     for (group, task) in groups.iter().zip(tasks) {
         for trajectory in &group.trajectories {
-            by_task.entry(task.spec.name.clone()).or_default().push(trajectory.ret());
+            by_task
+                .entry(task.spec.name.clone())
+                .or_default()
+                .push(trajectory.ret());
             *stop.entry(stop_name(trajectory.stop)).or_default() += 1;
             turns += trajectory.turn_rewards.len();
             tokens += trajectory.tokens.sampled_len();
         }
     }
     let episodes: usize = returns.iter().map(Vec::len).sum();
-    let passes: Vec<(usize, usize)> =
-        returns.iter().map(|r| (r.len(), r.iter().filter(|&&x| x >= 1.0).count())).collect();
+    let passes: Vec<(usize, usize)> = returns
+        .iter()
+        .map(|r| (r.len(), r.iter().filter(|&&x| x >= 1.0).count()))
+        .collect();
     EvalReport {
         mean_return: mean(returns.iter().flatten().copied()),
         interval: bootstrap(&returns, seed),
         standard_error: standard_error(&returns),
-        pass_at_1: mean(passes.iter().filter(|p| p.0 > 0).map(|&(n, c)| pass_at_k(n, c, 1))),
-        pass_at_k: mean(passes.iter().filter(|p| p.0 >= k).map(|&(n, c)| pass_at_k(n, c, k))),
+        pass_at_1: mean(
+            passes
+                .iter()
+                .filter(|p| p.0 > 0)
+                .map(|&(n, c)| pass_at_k(n, c, 1)),
+        ),
+        pass_at_k: mean(
+            passes
+                .iter()
+                .filter(|p| p.0 >= k)
+                .map(|&(n, c)| pass_at_k(n, c, k)),
+        ),
         k,
         episodes,
         unscored: groups.iter().map(|g| g.unscored.len()).sum(),
         prompts: groups.len(),
-        by_task: by_task.into_iter().map(|(name, r)| (name, mean(r.into_iter()))).collect(),
+        by_task: by_task
+            .into_iter()
+            .map(|(name, r)| (name, mean(r.into_iter())))
+            .collect(),
         stop,
         turns: turns as f64 / episodes.max(1) as f64,
         response_tokens: tokens as f64 / episodes.max(1) as f64,
@@ -125,12 +145,18 @@ pub fn pass_at_k(n: usize, c: usize, k: usize) -> f64 {
     if n < c + k {
         return 1.0;
     }
-    1.0 - (n - c + 1..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
+    1.0 - (n - c + 1..=n)
+        .map(|i| 1.0 - k as f64 / i as f64)
+        .product::<f64>()
 }
 
 /// Standard error of the mean over instances, 0 with fewer than two.
 fn standard_error(returns: &[Vec<f64>]) -> f64 {
-    let means: Vec<f64> = returns.iter().filter(|r| !r.is_empty()).map(|r| mean(r.iter().copied())).collect();
+    let means: Vec<f64> = returns
+        .iter()
+        .filter(|r| !r.is_empty())
+        .map(|r| mean(r.iter().copied()))
+        .collect();
     let n = means.len() as f64;
     if n < 2.0 {
         return 0.0;
@@ -141,8 +167,11 @@ fn standard_error(returns: &[Vec<f64>]) -> f64 {
 
 /// 95 % percentile interval of the mean return, resampling task instances (episodes of one instance are not independent).
 fn bootstrap(returns: &[Vec<f64>], seed: u64) -> [f64; 2] {
-    let sums: Vec<(f64, usize)> =
-        returns.iter().filter(|r| !r.is_empty()).map(|r| (r.iter().sum(), r.len())).collect();
+    let sums: Vec<(f64, usize)> = returns
+        .iter()
+        .filter(|r| !r.is_empty())
+        .map(|r| (r.iter().sum(), r.len()))
+        .collect();
     if sums.is_empty() {
         return [0.0, 0.0];
     }
@@ -180,7 +209,10 @@ mod tests {
         let returns: Vec<Vec<f64>> = (0..400).map(|i| vec![f64::from(i % 2)]).collect();
         let [low, high] = bootstrap(&returns, 1);
         // Normal approximation: 0.5 +- 1.96 * 0.5 / 20.
-        assert!((low - 0.451).abs() < 0.012 && (high - 0.549).abs() < 0.012, "{low} {high}");
+        assert!(
+            (low - 0.451).abs() < 0.012 && (high - 0.549).abs() < 0.012,
+            "{low} {high}"
+        );
     }
 
     #[test]

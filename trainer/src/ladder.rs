@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use mipu_agent::{
-    Engine, EngineConfig, LoadedModel, Precision, RolloutConfig, RolloutContext, Tokens, Trajectory, rollout_groups,
+    Engine, EngineConfig, LoadedModel, Precision, RolloutConfig, RolloutContext, Tokens, Trajectory,
+    rollout_groups,
 };
 use mipu_envs::Task;
 use serde::Serialize;
@@ -33,7 +34,13 @@ pub fn rungs(base: &EngineConfig) -> Vec<Rung> {
     use Precision::{Bf16, F16, F32, Fp8};
     let rung = |name, weights, activations, kv_cache, lm_head| Rung {
         name,
-        engine: EngineConfig { weights, activations, kv_cache, lm_head, ..*base },
+        engine: EngineConfig {
+            weights,
+            activations,
+            kv_cache,
+            lm_head,
+            ..*base
+        },
     };
     vec![
         rung("f32", F32, F32, F32, F32),
@@ -77,10 +84,19 @@ pub async fn climb(
     for rung in rungs {
         let stop_ids = context.renderer.stop_ids().to_vec();
         let engine = Engine::start(rung.engine, model.weights.clone(), 0, stop_ids)?;
-        let context = RolloutContext { policy: Arc::new(engine), ..context.clone() };
+        let context = RolloutContext {
+            policy: Arc::new(engine),
+            ..context.clone()
+        };
         let groups = rollout_groups(&context, tasks, rollout, cancel, &|| ())
             .await
-            .map_err(|e| if cancel.is_cancelled() { RunError::Interrupted } else { e.into() })?;
+            .map_err(|e| {
+                if cancel.is_cancelled() {
+                    RunError::Interrupted
+                } else {
+                    e.into()
+                }
+            })?;
         let trajectories: Vec<&Trajectory> = groups.iter().flat_map(|g| &g.trajectories).collect();
         let tokens: Vec<&Tokens> = trajectories.iter().map(|t| &t.tokens).collect();
         let temperature = f64::from(rollout.sampling.temperature);
@@ -88,7 +104,11 @@ pub async fn climb(
         let sampler: Vec<Vec<f32>> = tokens.iter().map(|t| sampled_logprobs(t)).collect();
         let turns: Vec<Vec<u16>> = tokens.iter().map(|t| sampled_turns(t)).collect();
         let episodes: Vec<Scored<'_>> = (0..tokens.len())
-            .map(|i| Scored { sampler_logprobs: &sampler[i], trainer_logprobs: &trainer[i], turn: &turns[i] })
+            .map(|i| Scored {
+                sampler_logprobs: &sampler[i],
+                trainer_logprobs: &trainer[i],
+                turn: &turns[i],
+            })
             .collect();
         let report = RungReport {
             name: rung.name.to_owned(),

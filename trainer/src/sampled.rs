@@ -13,5 +13,10 @@ pub fn sampled_turns(tokens: &Tokens) -> Vec<u16> {
 }
 
 fn pick<T: Copy>(tokens: &Tokens, values: &[T]) -> Vec<T> {
-    values.iter().zip(tokens.loss_mask()).filter(|(_, sampled)| **sampled).map(|(value, _)| *value).collect()
+    values
+        .iter()
+        .zip(tokens.loss_mask())
+        .filter(|(_, sampled)| **sampled)
+        .map(|(value, _)| *value)
+        .collect()
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use candle_core::Device;
 use mipu_agent::{
-    Engine, EngineConfig, LoadedModel, ModelConfig, PROMPT_TURN, Renderer, RolloutConfig, RolloutContext, Sampling,
-    Tokens,
+    Engine, EngineConfig, LoadedModel, ModelConfig, PROMPT_TURN, Renderer, RolloutConfig, RolloutContext,
+    Sampling, Tokens,
 };
 use mipu_envs::seed::{self, Purpose};
 use mipu_envs::{Demonstrator, Message, Role, StopReason, Task, TaskSet, Unscored};
@@ -163,14 +163,21 @@ pub async fn play(
     renderer: &dyn Renderer,
     seed: u64,
 ) -> Result<Played, Unscored> {
-    let unscored = |e: mipu_agent::ModelError| Unscored { reason: e.to_string() };
+    let unscored = |e: mipu_agent::ModelError| Unscored {
+        reason: e.to_string(),
+    };
     let mut env = task.env(sandbox, seed);
     let mut messages = env.start().await?;
     let mut tokens = Tokens::default();
-    tokens.push_context(&renderer.prompt(&messages, env.tools()).map_err(unscored)?, PROMPT_TURN);
+    tokens.push_context(
+        &renderer.prompt(&messages, env.tools()).map_err(unscored)?,
+        PROMPT_TURN,
+    );
     let (mut observations, mut ret) = (Vec::new(), 0.0);
     for turn in 0..=task.spec.max_turns as u16 {
-        let ids = renderer.render_reply(&script.next(&observations).await?).map_err(unscored)?;
+        let ids = renderer
+            .render_reply(&script.next(&observations).await?)
+            .map_err(unscored)?;
         tokens.push_sampled(&ids, &vec![0.0; ids.len()], turn);
         // What the environment sees is what it would have parsed from a model.
         let reply = renderer.parse(&ids, false, env.tools());
@@ -181,9 +188,16 @@ pub async fn play(
         let step = env.step(&reply).await?;
         ret += step.reward;
         if step.stop.is_some() {
-            return Ok(Played { tokens, messages, ret });
+            return Ok(Played {
+                tokens,
+                messages,
+                ret,
+            });
         }
-        tokens.push_context(&renderer.observation(&messages, env.tools(), &ids, &step.observations).map_err(unscored)?, turn);
+        let glue = renderer
+            .observation(&messages, env.tools(), &ids, &step.observations)
+            .map_err(unscored)?;
+        tokens.push_context(&glue, turn);
         messages.extend(step.observations.iter().cloned());
         observations = step.observations;
         if tokens.len() >= task.spec.max_tokens {
@@ -191,7 +205,11 @@ pub async fn play(
         }
     }
     ret += env.finish(StopReason::MaxTokens).await?.reward;
-    Ok(Played { tokens, messages, ret })
+    Ok(Played {
+        tokens,
+        messages,
+        ret,
+    })
 }
 
 /// Runs a warm start; the result still has to be saved.
@@ -218,7 +236,9 @@ pub async fn sft(
     let mut batches = spawn_demonstrations(config, &tasks, sandbox, &renderer, context, cancel);
     let (mut seen, mut loss, mut returns, mut n) = (0, f64::NAN, 0.0, 0u64);
     for step in 0..config.steps.get() {
-        let Some(batch) = batches.recv().await else { return Err(RunError::Interrupted) };
+        let Some(batch) = batches.recv().await else {
+            return Err(RunError::Interrupted);
+        };
         let (tokens, batch_returns): (Vec<Tokens>, Vec<f64>) = batch?.into_iter().unzip();
         returns += batch_returns.iter().sum::<f64>();
         n += batch_returns.len() as u64;
@@ -226,28 +246,58 @@ pub async fn sft(
         let done = tokio::task::block_in_place(|| sft_step(&mut policy, &mut optim, &tokens, lr))?;
         loss = done.nll;
         seen += tokens.iter().map(|t| t.len() as u64).sum::<u64>();
-        let progress =
-            SftProgress { step: step + 1, steps: config.steps.get(), loss, grad_norm: done.grad_norm, tokens: seen };
+        let progress = SftProgress {
+            step: step + 1,
+            steps: config.steps.get(),
+            loss,
+            grad_norm: done.grad_norm,
+            tokens: seen,
+        };
         on_step(progress);
     }
 
     let model = base.with_weights(policy.to_weights()?);
     let weights_hash = model.weights.hash();
-    let engine =
-        Engine::start(EngineConfig::default(), model.weights.clone(), 0, renderer.stop_ids().to_vec())?;
-    let rollouts = RolloutContext { sandbox: sandbox.clone(), policy: Arc::new(engine), renderer };
+    let engine = Engine::start(
+        EngineConfig::default(),
+        model.weights.clone(),
+        0,
+        renderer.stop_ids().to_vec(),
+    )?;
+    let rollouts = RolloutContext {
+        sandbox: sandbox.clone(),
+        policy: Arc::new(engine),
+        renderer,
+    };
     let plan = RolloutConfig {
         group_size: config.eval.samples.get(),
-        sampling: Sampling { temperature: config.eval.temperature.get() },
+        sampling: Sampling {
+            temperature: config.eval.temperature.get(),
+        },
         max_turn_tokens: context,
         max_context: context,
         concurrency: 64,
         seed: seed::derive(config.seed, Purpose::Eval, &[0]),
     };
-    let held_out = eval::draw(&tasks.test, config.eval.prompts.get(), Purpose::Eval, config.seed, 0);
+    let held_out = eval::draw(
+        &tasks.test,
+        config.eval.prompts.get(),
+        Purpose::Eval,
+        config.seed,
+        0,
+    );
     let (eval, _) = eval::evaluate(&rollouts, &held_out, &plan, cancel, &|| ()).await?;
     let demonstration_return = if n == 0 { 0.0 } else { returns / n as f64 };
-    Ok((model, SftReport { loss, tokens: seen, demonstration_return, eval, weights_hash }))
+    Ok((
+        model,
+        SftReport {
+            loss,
+            tokens: seen,
+            demonstration_return,
+            eval,
+            weights_hash,
+        },
+    ))
 }
 
 type DemonstrationBatch = Result<Vec<(Tokens, f64)>, RunError>;
@@ -263,7 +313,8 @@ fn spawn_demonstrations(
 ) -> mpsc::Receiver<DemonstrationBatch> {
     let (sender, receiver) = mpsc::channel(PREFETCH);
     let (steps, batch, run_seed) = (config.steps.get(), config.batch.get(), config.seed);
-    let (tasks, sandbox, renderer, cancel) = (tasks.clone(), sandbox.clone(), renderer.clone(), cancel.clone());
+    let (tasks, sandbox, renderer, cancel) =
+        (tasks.clone(), sandbox.clone(), renderer.clone(), cancel.clone());
     tokio::spawn(async move {
         for step in 0..steps {
             let made = tokio::select! {
@@ -293,15 +344,27 @@ async fn demonstration_batch(
     }
     let permits = Arc::new(Semaphore::new(CONCURRENCY));
     let mut handles = Vec::new();
-    for (sample, index) in batch_indices(tasks.len(), run_seed, step, batch).into_iter().enumerate() {
-        let (task, sandbox, renderer, permits) =
-            (tasks[index].clone(), sandbox.clone(), renderer.clone(), permits.clone());
+    for (sample, index) in batch_indices(tasks.len(), run_seed, step, batch)
+        .into_iter()
+        .enumerate()
+    {
+        let (task, sandbox, renderer, permits) = (
+            tasks[index].clone(),
+            sandbox.clone(),
+            renderer.clone(),
+            permits.clone(),
+        );
         let seed = seed::derive(run_seed, Purpose::Demonstration, &[step, sample as u64]);
         handles.push(tokio::spawn(async move {
-            let _permit = permits.acquire_owned().await.expect("the semaphore is never closed");
+            let _permit = permits
+                .acquire_owned()
+                .await
+                .expect("the semaphore is never closed");
             let script = task.demonstration(&sandbox, seed);
             let played = play(&task, script, &sandbox, &*renderer, seed).await;
-            played.map(|p| (p.tokens, p.ret)).map_err(|e| (task.id.clone(), e))
+            played
+                .map(|p| (p.tokens, p.ret))
+                .map_err(|e| (task.id.clone(), e))
         }));
     }
     let mut out = Vec::new();
@@ -316,7 +379,8 @@ async fn demonstration_batch(
     }
     match (out.is_empty(), failure) {
         (true, reason) => {
-            let reason = reason.unwrap_or_else(|| format!("none fits the model's context of {context} tokens"));
+            let reason =
+                reason.unwrap_or_else(|| format!("none fits the model's context of {context} tokens"));
             Err(RunError::NoDemonstration { reason })
         }
         (false, reason) => {

@@ -45,7 +45,10 @@ pub enum ConfigError {
 /// # Errors
 /// On an unreadable file, a schema error, or a bad override.
 pub fn load<T: DeserializeOwned>(path: &Path, overrides: &[String]) -> Result<T, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
     // The file must be right by itself: its errors carry line and column, those of overrides cannot.
     let typed: T = from_yaml(path, &text)?;
     if overrides.is_empty() {
@@ -55,12 +58,17 @@ pub fn load<T: DeserializeOwned>(path: &Path, overrides: &[String]) -> Result<T,
     for item in overrides {
         apply(&mut tree, item)?;
     }
-    serde_json::from_value(tree)
-        .map_err(|e| ConfigError::Override { text: overrides.join(" "), message: e.to_string() })
+    serde_json::from_value(tree).map_err(|e| ConfigError::Override {
+        text: overrides.join(" "),
+        message: e.to_string(),
+    })
 }
 
 fn apply(tree: &mut Value, item: &str) -> Result<(), ConfigError> {
-    let fail = |message: &str| ConfigError::Override { text: item.to_owned(), message: message.to_owned() };
+    let fail = |message: &str| ConfigError::Override {
+        text: item.to_owned(),
+        message: message.to_owned(),
+    };
     let (key, value) = item.split_once('=').ok_or_else(|| fail("there is no `=`"))?;
     let value: Value = if value.is_empty() {
         Value::Null
@@ -77,7 +85,9 @@ fn apply(tree: &mut Value, item: &str) -> Result<(), ConfigError> {
             // `algorithm.gate=never` then `algorithm.gate.mipu.c..=`: a scalar choice gives way to a map.
             *node = Value::Object(serde_json::Map::new());
         }
-        let Value::Object(map) = node else { return Err(fail("the key does not lead to a map")) };
+        let Value::Object(map) = node else {
+            return Err(fail("the key does not lead to a map"));
+        };
         if parts.peek().is_none() {
             map.insert(part.to_owned(), value);
             return Ok(());
@@ -93,5 +103,9 @@ pub fn relative_to(file: &Path, path: &Path) -> PathBuf {
         return path.to_owned();
     }
     let beside = file.parent().unwrap_or(Path::new("")).join(path);
-    if !beside.exists() && path.exists() { path.to_owned() } else { beside }
+    if !beside.exists() && path.exists() {
+        path.to_owned()
+    } else {
+        beside
+    }
 }

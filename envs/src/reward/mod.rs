@@ -3,6 +3,7 @@
 //! A rule's score lies in [0, 1]. The reward is 1 if the score is 1, else 0; with `partial` it is the score. Penalties are then
 //! subtracted, never below 0, so that a wrong episode gains nothing by being short.
 
+mod cases;
 mod checker;
 mod json;
 mod text;

@@ -135,7 +135,9 @@ impl TryFrom<String> for WorkspacePath {
         if path.split('/').all(plain) && !path.contains(['\0', '\\']) {
             Ok(Self(path))
         } else {
-            Err(format!("expected a relative path like `src/main.py`; got {path:?}"))
+            Err(format!(
+                "expected a relative path like `src/main.py`; got {path:?}"
+            ))
         }
     }
 }
@@ -296,12 +298,16 @@ pub enum DataSource {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RawData {
+    /// Rows in the file.
     #[serde(default)]
     rows: Option<Vec<Map<String, Value>>>,
+    /// One JSON object a line; the path is relative to the task file.
     #[serde(default)]
     jsonl: Option<String>,
+    /// `def generate(rng, count)` yielding dictionaries, run in the sandbox.
     #[serde(default)]
     python: Option<String>,
+    /// Number of distinct rows of `python`.
     #[serde(default)]
     count: Option<RowCount>,
 }
@@ -336,8 +342,10 @@ pub enum ScriptSource {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RawScript {
+    /// Fixed turns; a turn whose tool answered the failure text is repeated.
     #[serde(default)]
     turns: Option<Vec<TurnSource>>,
+    /// A generator function `(row, rng)` (`solve`, `demonstrate`) that yields turns and is sent observations.
     #[serde(default)]
     python: Option<String>,
 }

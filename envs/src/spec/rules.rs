@@ -56,32 +56,46 @@ pub enum Rule {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RawReward {
+    /// The answer is this text (surrounding white space aside).
     #[serde(default)]
     exact: Option<Template>,
+    /// The answer is a number near this one.
     #[serde(default)]
     numeric: Option<Numeric>,
+    /// The answer contains a match of this pattern.
     #[serde(default)]
     regex: Option<Pattern>,
+    /// The answer contains this text, or all of these.
     #[serde(default)]
     contains: Option<Phrases>,
+    /// The answer is JSON of this shape.
     #[serde(default)]
     json: Option<JsonRule>,
+    /// The whole answer matches this pattern.
     #[serde(default)]
     format: Option<Pattern>,
+    /// The candidate passes these tests.
     #[serde(default)]
     unit_tests: Option<Box<UnitTests>>,
+    /// `def reward(row, answer, files)` returns a number in [0, 1].
     #[serde(default)]
     python: Option<Checker>,
+    /// The worst of these; stops at the first 0.
     #[serde(default)]
     all: Option<Vec<Rule>>,
+    /// The best of these; stops at the first 1.
     #[serde(default)]
     any: Option<Vec<Rule>>,
+    /// The weighted mean of these.
     #[serde(default)]
     weighted: Option<Vec<Weighted>>,
+    /// Pay a partly satisfied rule its share.
     #[serde(default)]
     partial: bool,
+    /// Subtracted for each turn after the first.
     #[serde(default = "super::zero")]
     turn_penalty: NonNegative,
+    /// Subtracted for each byte the agent wrote.
     #[serde(default = "super::zero")]
     length_penalty: NonNegative,
 }
@@ -285,20 +299,28 @@ pub struct UnitTests {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RawUnitTests {
+    /// Source of the candidate; may read `answer`. Default `{{ answer }}`.
     #[serde(default)]
     source: Option<Template>,
+    /// File of the episode directory that holds the candidate, instead of `source`.
     #[serde(default)]
     file: Option<Template>,
+    /// Calls and what they must return.
     #[serde(default)]
     cases: CaseList,
+    /// Assert-style test code, run in a trusted session; `entry` is a proxy of the candidate.
     #[serde(default)]
     tests: Option<Template>,
+    /// The function that `tests` call.
     #[serde(default)]
     entry: Option<Template>,
+    /// Absolute tolerance where a float is involved. Default 0.
     #[serde(default = "super::zero")]
     tolerance: NonNegative,
+    /// Wall-clock limit of each case. Default: the task's `timeout_sec`.
     #[serde(default)]
     timeout_sec: Option<Seconds>,
+    /// As a tool: tell which case failed and how. Default true.
     #[serde(default)]
     details: Option<bool>,
 }
@@ -398,7 +420,7 @@ impl JsonSchema for CaseList {
 pub struct Case {
     /// A Python expression, evaluated in the candidate's session.
     pub call: Template,
-    /// Text is a Python expression (`"(1, 2)"`, `"'text'"`), anything else the value itself.
+    /// Text is a Python literal (`"(1, 2)"`, `"'text'"`) or an expression, which costs a trusted session; else the value itself.
     pub expect: Expected,
 }
 

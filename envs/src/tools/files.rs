@@ -37,13 +37,22 @@ pub(crate) fn edit(files: &Files, path: &str, old: &str, new: &str) -> Result<()
 
 /// One line a file, sorted: path and bytes.
 pub(crate) fn list(files: &Files) -> String {
-    let lines: Vec<String> =
-        files.list().iter().map(|file| format!("{} {}", file.path, file.bytes)).collect();
-    if lines.is_empty() { "(no files)".to_owned() } else { lines.join("\n") }
+    let lines: Vec<String> = files
+        .list()
+        .iter()
+        .map(|file| format!("{} {}", file.path, file.bytes))
+        .collect();
+    if lines.is_empty() {
+        "(no files)".to_owned()
+    } else {
+        lines.join("\n")
+    }
 }
 
 /// Every file with its content.
 pub(crate) fn collect(files: &Files) -> BTreeMap<String, Vec<u8>> {
     let listed = files.list().into_iter();
-    listed.filter_map(|file| files.read(&file.path).ok().map(|content| (file.path, content))).collect()
+    listed
+        .filter_map(|file| files.read(&file.path).ok().map(|content| (file.path, content)))
+        .collect()
 }

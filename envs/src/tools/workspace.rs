@@ -20,13 +20,15 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     /// A workspace that will hold `files`; nothing is opened yet.
-    pub(crate) fn new(
-        sandbox: Sandbox,
-        policy: Policy,
-        seed: u64,
-        files: BTreeMap<String, Vec<u8>>,
-    ) -> Self {
-        Self { sandbox, policy, seed, files, session: None, restarts: 0 }
+    pub(crate) fn new(sandbox: Sandbox, policy: Policy, seed: u64, files: BTreeMap<String, Vec<u8>>) -> Self {
+        Self {
+            sandbox,
+            policy,
+            seed,
+            files,
+            session: None,
+            restarts: 0,
+        }
     }
 
     /// The live session. A dead one is replaced: its files move on, its variables are lost.
@@ -40,10 +42,9 @@ impl Workspace {
             let seed = seed::derive(self.seed, Purpose::Sandbox, &[0, self.restarts]);
             let session = self.sandbox.session(&self.policy, seed).await?;
             for (path, content) in &self.files {
-                session
-                    .files()
-                    .write(path, content)
-                    .map_err(|error| Unscored { reason: format!("cannot set up the files: {error}") })?;
+                session.files().write(path, content).map_err(|error| Unscored {
+                    reason: format!("cannot set up the files: {error}"),
+                })?;
             }
             self.session = Some(session);
         }
@@ -66,6 +67,8 @@ impl Workspace {
 
 impl From<SandboxError> for Unscored {
     fn from(error: SandboxError) -> Self {
-        Self { reason: format!("sandbox: {error}") }
+        Self {
+            reason: format!("sandbox: {error}"),
+        }
     }
 }

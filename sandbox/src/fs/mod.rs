@@ -1,6 +1,7 @@
 //! The files of one episode. They live in memory, never on the host's disk: quotas are exact, times are virtual, listings are
 //! sorted, no path or link can lead out, and nothing is left behind when an episode ends in any way.
 
+mod stream;
 mod tree;
 mod wasi;
 

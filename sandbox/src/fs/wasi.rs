@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use bytes::Bytes;
 use types::{
     Descriptor, DescriptorFlags, DescriptorStat, DescriptorType, DirectoryEntry, DirectoryEntryStream,
     ErrorCode, OpenFlags,
@@ -11,12 +10,10 @@ use types::{
 use wasmtime::component::{HasData, Resource, ResourceTable};
 use wasmtime_wasi::p2::bindings::clocks::wall_clock::Datetime;
 use wasmtime_wasi::p2::bindings::filesystem::{preopens, types};
-use wasmtime_wasi::p2::{
-    DynInputStream, DynOutputStream, FsError, FsResult, InputStream, OutputStream, Pollable, StreamError,
-    StreamResult,
-};
+use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
 use super::Files;
+use super::stream::{FileStream, remainder};
 use super::tree::{Content, NodeId, Tree};
 use crate::stdio::CHUNK_BYTES;
 
@@ -471,79 +468,4 @@ fn open_node(
         tree.set_size(node, 0)?;
     }
     Ok(node)
-}
-
-fn remainder(bytes: &[u8], offset: u64) -> &[u8] {
-    usize::try_from(offset)
-        .ok()
-        .and_then(|offset| bytes.get(offset..))
-        .unwrap_or_default()
-}
-
-/// An open stream over a file, at an offset of its own or at the end (`None`).
-struct FileStream {
-    files: Files,
-    node: NodeId,
-    offset: Option<u64>,
-}
-
-impl FileStream {
-    fn open(files: &Files, node: NodeId, offset: Option<u64>) -> Self {
-        files.lock().retain(node);
-        Self {
-            files: files.clone(),
-            node,
-            offset,
-        }
-    }
-}
-
-impl Drop for FileStream {
-    fn drop(&mut self) {
-        self.files.lock().release(self.node);
-    }
-}
-
-#[wasmtime_wasi::async_trait]
-impl Pollable for FileStream {
-    async fn ready(&mut self) {}
-}
-
-#[wasmtime_wasi::async_trait]
-impl InputStream for FileStream {
-    fn read(&mut self, size: usize) -> StreamResult<Bytes> {
-        let tree = self.files.lock();
-        let offset = self.offset.unwrap_or(0);
-        let rest = tree
-            .file(self.node)
-            .map(|bytes| remainder(bytes, offset))
-            .unwrap_or_default();
-        if rest.is_empty() {
-            return Err(StreamError::Closed);
-        }
-        let length = size.min(rest.len()).min(CHUNK_BYTES);
-        self.offset = Some(offset + length as u64);
-        Ok(Bytes::copy_from_slice(&rest[..length]))
-    }
-}
-
-#[wasmtime_wasi::async_trait]
-impl OutputStream for FileStream {
-    fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
-        let mut tree = self.files.lock();
-        let end = tree.file(self.node).map_or(0, |content| content.len() as u64);
-        let offset = self.offset.unwrap_or(end);
-        tree.write(self.node, offset, &bytes)
-            .map_err(|code| StreamError::LastOperationFailed(code.into()))?;
-        self.offset = self.offset.map(|offset| offset + bytes.len() as u64);
-        Ok(())
-    }
-
-    fn flush(&mut self) -> StreamResult<()> {
-        Ok(())
-    }
-
-    fn check_write(&mut self) -> StreamResult<usize> {
-        Ok(CHUNK_BYTES)
-    }
 }

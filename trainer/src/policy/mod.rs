@@ -1,6 +1,6 @@
 //! The trainer policy pi: f32 weights as candle variables, a differentiable forward, and its evaluation over micro-batches.
 //!
-//! On the CPU forward and backward are written out over slices ([`cpu`]); on any other device candle's autograd does it ([`graph`]). Tests
+//! On the CPU forward and backward are written out over slices (`cpu`); on any other device candle's autograd does it (`graph`). Tests
 //! compare both, and central differences in f64, for every variable of every family.
 
 mod cpu;
@@ -8,6 +8,8 @@ mod evaluate;
 mod graph;
 mod kernels;
 mod layout;
+#[cfg(test)]
+mod parity_tests;
 #[cfg(test)]
 mod tests;
 

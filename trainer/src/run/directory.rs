@@ -48,7 +48,9 @@ impl RunDirectory {
     pub fn select(root: &Path, name: &str, out: Option<&Path>, resume: &Resume) -> Result<Self, RunError> {
         if let Resume::Path(path) = resume {
             if !path.is_dir() {
-                return Err(RunError::NothingToResume { what: path.display().to_string() });
+                return Err(RunError::NothingToResume {
+                    what: path.display().to_string(),
+                });
             }
             return Self::open(path);
         }
@@ -56,7 +58,9 @@ impl RunDirectory {
             let used = out.join("config.yaml").exists();
             return match resume {
                 Resume::Never if used => Err(RunError::DirectoryInUse { path: out.to_owned() }),
-                Resume::Latest if !used => Err(RunError::NothingToResume { what: out.display().to_string() }),
+                Resume::Latest if !used => Err(RunError::NothingToResume {
+                    what: out.display().to_string(),
+                }),
                 _ => Self::open(out),
             };
         }
@@ -64,9 +68,9 @@ impl RunDirectory {
         match (resume, runs.last()) {
             (Resume::Auto, Some((_, path))) if !path.join(FINISHED).exists() => Self::open(path),
             (Resume::Latest, Some((_, path))) => Self::open(path),
-            (Resume::Latest, None) => {
-                Err(RunError::NothingToResume { what: format!("{}-*", root.join(name).display()) })
-            }
+            (Resume::Latest, None) => Err(RunError::NothingToResume {
+                what: format!("{}-*", root.join(name).display()),
+            }),
             (_, last) => {
                 let mut number = last.map_or(1, |(n, _)| n + 1);
                 // Another process may take the number between the listing and the creation.
@@ -88,8 +92,13 @@ impl RunDirectory {
         let file = path.join(".lock");
         let lock = File::create(&file).map_err(RunError::io(&file))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
-            Err(TryLockError::WouldBlock) => Err(RunError::Locked { path: path.to_owned() }),
+            Ok(()) => Ok(Self {
+                path: path.to_owned(),
+                _lock: lock,
+            }),
+            Err(TryLockError::WouldBlock) => Err(RunError::Locked {
+                path: path.to_owned(),
+            }),
             Err(TryLockError::Error(e)) => Err(RunError::io(&file)(e)),
         }
     }
@@ -106,7 +115,9 @@ impl RunDirectory {
 
     /// `trajectories/<kind>-<step>.jsonl`.
     pub fn trajectories(&self, kind: &str, step: u64) -> PathBuf {
-        self.path.join("trajectories").join(format!("{kind}-{step:06}.jsonl"))
+        self.path
+            .join("trajectories")
+            .join(format!("{kind}-{step:06}.jsonl"))
     }
 
     /// True when the run reached its last step.
@@ -165,8 +176,18 @@ mod tests {
         assert!(again.path().ends_with("quick-001"));
         again.finish().unwrap();
         drop(again);
-        assert!(select(root.path(), Resume::Auto).unwrap().path().ends_with("quick-002"));
-        assert!(select(root.path(), Resume::Latest).unwrap().path().ends_with("quick-002"));
+        assert!(
+            select(root.path(), Resume::Auto)
+                .unwrap()
+                .path()
+                .ends_with("quick-002")
+        );
+        assert!(
+            select(root.path(), Resume::Latest)
+                .unwrap()
+                .path()
+                .ends_with("quick-002")
+        );
     }
 
     #[test]

@@ -41,7 +41,9 @@ pub enum RunError {
         path: PathBuf,
     },
     /// `--resume` found nothing.
-    #[error("there is no run to resume at {what}\nhint: start a new one without --resume, or let --resume auto decide")]
+    #[error(
+        "there is no run to resume at {what}\nhint: start a new one without --resume, or let --resume auto decide"
+    )]
     NothingToResume {
         /// Where it looked.
         what: String,
@@ -60,13 +62,17 @@ pub enum RunError {
         found: String,
     },
     /// A split is empty.
-    #[error("the tasks have no rows in their {split} split\nhint: raise the task's `split.{split}` share or its number of rows")]
+    #[error(
+        "the tasks have no rows in their {split} split\nhint: raise the task's `split.{split}` share or its number of rows"
+    )]
     NoRows {
         /// The split.
         split: &'static str,
     },
     /// Every demonstration of a batch failed.
-    #[error("no demonstration could be played: {reason}\nhint: `mipu task check` tells what is wrong with the task")]
+    #[error(
+        "no demonstration could be played: {reason}\nhint: `mipu task check` tells what is wrong with the task"
+    )]
     NoDemonstration {
         /// The last failure.
         reason: String,
@@ -80,7 +86,9 @@ pub enum RunError {
         found: String,
     },
     /// Training episodes of a step were all lost to failed environments.
-    #[error("no episode of step {step} could be scored: {reason}\nhint: the environment fails, not the policy; see `mipu task check`")]
+    #[error(
+        "no episode of step {step} could be scored: {reason}\nhint: the environment fails, not the policy; see `mipu task check`"
+    )]
     NothingScored {
         /// The step.
         step: u64,
@@ -121,7 +129,10 @@ pub enum RunError {
 
 impl RunError {
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
-        move |source| Self::Io { path: path.to_owned(), source }
+        move |source| Self::Io {
+            path: path.to_owned(),
+            source,
+        }
     }
 }
 

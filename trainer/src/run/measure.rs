@@ -61,7 +61,10 @@ impl Attempt {
         m.set(keys::CORRECTION_TRUNCATED_FRAC, u.truncated_frac);
         let groups = u.groups;
         m.set(keys::GROUP_COUNT, groups.total as f64);
-        m.set(keys::GROUP_FRAC_ZERO_STD, groups.no_spread as f64 / groups.total.max(1) as f64);
+        m.set(
+            keys::GROUP_FRAC_ZERO_STD,
+            groups.no_spread as f64 / groups.total.max(1) as f64,
+        );
         m.set(keys::GROUP_UNSCORED, u.unscored_episodes as f64);
     }
 
@@ -73,11 +76,20 @@ impl Attempt {
         m.set(keys::NUM_TURNS_MEAN, mean(turns()));
         m.set(keys::NUM_TURNS_MAX, turns().fold(0.0, f64::max));
         m.set(keys::TOKENS_SAMPLED, sampled().sum());
-        m.set(keys::TOKENS_TOTAL, self.trajectories().map(|t| t.tokens.len() as f64).sum());
+        m.set(
+            keys::TOKENS_TOTAL,
+            self.trajectories().map(|t| t.tokens.len() as f64).sum(),
+        );
         let episodes = self.trajectories().count() as f64;
         m.set(keys::EPISODE_COUNT, episodes);
-        m.set(keys::EPISODE_MALFORMED_TURNS, mean(self.trajectories().map(|t| t.malformed_turns as f64)));
-        m.set(keys::EPISODE_LATENCY_MS, mean(self.trajectories().map(|t| t.latency_ms)));
+        m.set(
+            keys::EPISODE_MALFORMED_TURNS,
+            mean(self.trajectories().map(|t| t.malformed_turns as f64)),
+        );
+        m.set(
+            keys::EPISODE_LATENCY_MS,
+            mean(self.trajectories().map(|t| t.latency_ms)),
+        );
         let mut stops: BTreeMap<_, usize> = BTreeMap::new();
         let mut facts: BTreeMap<&str, f64> = BTreeMap::new();
         for trajectory in self.trajectories() {
@@ -87,8 +99,16 @@ impl Attempt {
                 *facts.entry(fact).or_default() += value;
             }
         }
-        m.extend(stops.into_iter().map(|(stop, n)| (keys::stop(stop), n as f64 / episodes.max(1.0))));
-        m.extend(facts.into_iter().map(|(fact, sum)| (keys::env(fact), sum / episodes.max(1.0))));
+        m.extend(
+            stops
+                .into_iter()
+                .map(|(stop, n)| (keys::stop(stop), n as f64 / episodes.max(1.0))),
+        );
+        m.extend(
+            facts
+                .into_iter()
+                .map(|(fact, sum)| (keys::env(fact), sum / episodes.max(1.0))),
+        );
     }
 
     fn gate_metrics(&self, m: &mut StepMetrics) {

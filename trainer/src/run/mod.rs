@@ -84,7 +84,12 @@ pub async fn train(
     observer: &dyn Observer,
     cancel: &CancellationToken,
 ) -> Result<RunSummary, RunError> {
-    let directory = RunDirectory::select(&options.root, &config.name, options.out.as_deref(), &options.resume)?;
+    let directory = RunDirectory::select(
+        &options.root,
+        &config.name,
+        options.out.as_deref(),
+        &options.resume,
+    )?;
     let resumed = checkpoint::latest(&directory.checkpoints())?;
     let mut run = Run::start(config, sandbox, resumed.as_ref()).await?;
     observer.planned(&run.plan);
@@ -106,7 +111,11 @@ pub async fn train(
         let step = run.state.step;
         let last = step == config.steps.get();
         let due = last || (config.eval.every > 0 && step % config.eval.every == 0);
-        let evaluated = if due { Some(step::evaluate(&run, step, observer, cancel).await?) } else { None };
+        let evaluated = if due {
+            Some(step::evaluate(&run, step, observer, cancel).await?)
+        } else {
+            None
+        };
         if let Some(report) = &evaluated {
             run.note_eval(report.mean_return);
         }

@@ -48,7 +48,11 @@ pub struct Plan {
 impl Plan {
     /// Works the numbers out.
     pub fn new(config: &RunConfig, model: &ModelConfig, tasks: &TaskSet) -> Self {
-        let parameters: usize = model.tensor_shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+        let parameters: usize = model
+            .tensor_shapes()
+            .iter()
+            .map(|(_, shape)| shape.iter().product::<usize>())
+            .sum();
         let longest = tasks
             .train
             .iter()
@@ -57,13 +61,22 @@ impl Plan {
             .unwrap_or(model.max_position_embeddings);
         let rollout = [config.rollout.prompts.get(), config.rollout.group_size.get()];
         let validation = if config.algorithm.gate.every().is_some() {
-            [config.validation.prompts.get(), config.validation.group_size.get()]
+            [
+                config.validation.prompts.get(),
+                config.validation.group_size.get(),
+            ]
         } else {
             [0, 0]
         };
-        let evaluations =
-            2 + if config.eval.every == 0 { 0 } else { (config.steps.get() - 1) / config.eval.every } as usize;
-        let eval = [config.eval.prompts.get().min(tasks.test.len()) * config.eval.samples.get(), evaluations];
+        let evaluations = 2 + if config.eval.every == 0 {
+            0
+        } else {
+            (config.steps.get() - 1) / config.eval.every
+        } as usize;
+        let eval = [
+            config.eval.prompts.get().min(tasks.test.len()) * config.eval.samples.get(),
+            evaluations,
+        ];
         let episodes = rollout[0] * rollout[1];
         Self {
             name: config.name.clone(),
@@ -108,7 +121,11 @@ fn memory(config: &RunConfig, model: &ModelConfig, parameters: usize, longest: u
         Precision::Fp8 => 1,
     };
     let kv_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * kv_bytes;
-    let live = config.rollout.concurrency.get().min(config.rollout.prompts.get() * config.rollout.group_size.get());
+    let live = config
+        .rollout
+        .concurrency
+        .get()
+        .min(config.rollout.prompts.get() * config.rollout.group_size.get());
     let micro = config.algorithm.micro_batch_tokens.get();
     // Per token and layer: normed inputs, q k v, attention output, gate, up, their product, residuals; twice for gradients.
     let widths = 6 * model.hidden_size
@@ -119,9 +136,15 @@ fn memory(config: &RunConfig, model: &ModelConfig, parameters: usize, longest: u
         ("pi: f32 weights".to_owned(), f32s(parameters)),
         ("pi: gradients".to_owned(), f32s(parameters)),
         ("AdamW: m and v".to_owned(), f32s(2 * parameters)),
-        ("rollback copy of weights, m and v".to_owned(), f32s(3 * parameters)),
+        (
+            "rollback copy of weights, m and v".to_owned(),
+            f32s(3 * parameters),
+        ),
         ("mu: packed weights".to_owned(), (parameters * 2) as u64),
-        (format!("mu: KV cache of {live} episodes"), (live * longest * kv_token) as u64),
+        (
+            format!("mu: KV cache of {live} episodes"),
+            (live * longest * kv_token) as u64,
+        ),
         (
             format!("activations of a micro-batch of {micro} tokens"),
             f32s(2 * micro * (model.num_hidden_layers * widths + model.vocab_size)),
@@ -166,9 +189,17 @@ fn bytes(n: u64) -> String {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [prompts, group] = self.rollout;
-        writeln!(f, "run         {} (seed {}, {} threads)", self.name, self.seed, self.threads)?;
+        writeln!(
+            f,
+            "run         {} (seed {}, {} threads)",
+            self.name, self.seed, self.threads
+        )?;
         writeln!(f, "model       {}: {} parameters", self.model, self.parameters)?;
-        writeln!(f, "sampler mu  {}; temperature {}", self.sampler, self.temperature)?;
+        writeln!(
+            f,
+            "sampler mu  {}; temperature {}",
+            self.sampler, self.temperature
+        )?;
         writeln!(
             f,
             "rows        {} to train on, {} to validate on, {} held out",
@@ -184,9 +215,17 @@ impl fmt::Display for Plan {
         )?;
         match self.validation {
             [0, _] => writeln!(f, "gate        samples nothing")?,
-            [p, g] => writeln!(f, "gate        {p} prompts x {g} = {} validation episodes a step", p * g)?,
+            [p, g] => writeln!(
+                f,
+                "gate        {p} prompts x {g} = {} validation episodes a step",
+                p * g
+            )?,
         }
-        writeln!(f, "evaluation  {} times {} held-out episodes", self.eval[1], self.eval[0])?;
+        writeln!(
+            f,
+            "evaluation  {} times {} held-out episodes",
+            self.eval[1], self.eval[0]
+        )?;
         writeln!(
             f,
             "in all      {} steps, {} training and {} validation episodes",

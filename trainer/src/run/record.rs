@@ -39,8 +39,16 @@ impl<'a> Records<'a> {
         let metrics = MetricsWriter::open(&path.join("metrics.jsonl"), run.state.step)?;
         let file = path.join("ledger.jsonl");
         let position = resumed.map_or(0, |c| c.state.ledger_entries);
-        let ledger = if file.exists() { Ledger::open(&file, position)? } else { Ledger::create(&file)? };
-        let mut records = Self { directory, ledger, metrics };
+        let ledger = if file.exists() {
+            Ledger::open(&file, position)?
+        } else {
+            Ledger::create(&file)?
+        };
+        let mut records = Self {
+            directory,
+            ledger,
+            metrics,
+        };
         if let Some(found) = resumed {
             for entry in &found.ledger {
                 records.ledger.record(entry)?;
@@ -58,7 +66,6 @@ impl<'a> Records<'a> {
             task_hash: run.tasks.content_hash.clone(),
             weights_hash: run.state.weights_hash.clone(),
             seed: run.config.seed,
-            mu_before: run.state.eval_before,
         }))?;
         Ok(())
     }
@@ -74,7 +81,10 @@ impl<'a> Records<'a> {
         let step = run.state.step;
         write_trajectories(&self.directory.trajectories("train", step), &attempt.groups)?;
         if !attempt.validation.is_empty() {
-            write_trajectories(&self.directory.trajectories("validation", step), &attempt.validation)?;
+            write_trajectories(
+                &self.directory.trajectories("validation", step),
+                &attempt.validation,
+            )?;
         }
         if let Some(report) = evaluated {
             self.evaluated(step, report)?;
@@ -120,8 +130,15 @@ impl<'a> Records<'a> {
 
     /// Writes down an evaluation.
     pub(super) fn evaluated(&self, step: u64, report: &EvalReport) -> Result<(), RunError> {
-        let path = self.directory.path().join("eval").join(format!("step-{step:06}.json"));
-        write_atomically(&path, &serde_json::to_vec_pretty(report).expect("a report serialises"))
+        let path = self
+            .directory
+            .path()
+            .join("eval")
+            .join(format!("step-{step:06}.json"));
+        write_atomically(
+            &path,
+            &serde_json::to_vec_pretty(report).expect("a report serialises"),
+        )
     }
 
     /// Closes the ledger; returns its head.
@@ -142,23 +159,37 @@ impl<'a> Records<'a> {
 /// The state besides the weights that a rollback restores, by name.
 fn hashes(run: &Run, attempt: &Attempt) -> BTreeMap<String, String> {
     BTreeMap::from([
-        ("optimizer".to_owned(), checkpoint::tensors_hash(&run.optim.state().to_tensors())),
+        (
+            "optimizer".to_owned(),
+            checkpoint::tensors_hash(&run.optim.state().to_tensors()),
+        ),
         ("sampler".to_owned(), attempt.sampler_hash.clone()),
         ("schedule_step".to_owned(), run.state.schedule_step.to_string()),
     ])
 }
 
 fn checkpoint_entry(path: &Path, step: u64) -> Result<Entry, RunError> {
-    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = path
+        .file_name()
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
     let manifest_hash = checkpoint::manifest_hash(path)?;
-    Ok(Entry::Checkpoint(ledger::Checkpoint { attempt: step, name: format!("checkpoints/{name}"), manifest_hash }))
+    Ok(Entry::Checkpoint(ledger::Checkpoint {
+        attempt: step,
+        name: format!("checkpoints/{name}"),
+        manifest_hash,
+    }))
 }
 
 /// The resolved configuration, refused when the directory was made by another one.
 fn write_config(path: &Path, run: &Run) -> Result<(), RunError> {
     let mark = "# configuration ";
     if let Ok(text) = fs::read_to_string(path) {
-        let first = text.lines().next().and_then(|l| l.strip_prefix(mark)).unwrap_or_default();
+        let first = text
+            .lines()
+            .next()
+            .and_then(|l| l.strip_prefix(mark))
+            .unwrap_or_default();
         if first == run.state.config_hash {
             return Ok(());
         }
@@ -194,7 +225,9 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), RunError> {
     let parent = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(parent).map_err(RunError::io(parent))?;
     let mut file = tempfile::NamedTempFile::new_in(parent).map_err(RunError::io(path))?;
-    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(RunError::io(path))?;
+    file.write_all(bytes)
+        .and_then(|()| file.as_file().sync_all())
+        .map_err(RunError::io(path))?;
     file.persist(path).map_err(|e| RunError::io(path)(e.error))?;
     Ok(())
 }

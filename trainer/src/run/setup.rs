@@ -51,22 +51,37 @@ impl Run {
         let mut optim = AdamW::new(&policy, config.optimizer);
         let mut state = RunState::default();
         if let Some(checkpoint) = resumed {
-            optim.restore(&AdamWState::from_tensors(checkpoint.state.optimizer_step, checkpoint.optimizer.clone())?)?;
+            optim.restore(&AdamWState::from_tensors(
+                checkpoint.state.optimizer_step,
+                checkpoint.optimizer.clone(),
+            )?)?;
             state = checkpoint.state.clone();
         }
         state.weights_hash = weights.hash();
         state.config_hash = config_hash(config, &base, &tasks);
-        let engine =
-            Engine::start(config.sampler, weights.clone(), state.policy_version, renderer.stop_ids().to_vec())?;
+        let engine = Engine::start(
+            config.sampler,
+            weights.clone(),
+            state.policy_version,
+            renderer.stop_ids().to_vec(),
+        )?;
         let reference = match &config.algorithm.loss.kl {
             Some(_) => Some(TrainerPolicy::from_weights(&base.weights, &device)?),
             None => None,
         };
         let plan = Plan::new(config, &base.weights.config, &tasks);
-        let held_out =
-            crate::eval::draw(&tasks.test, config.eval.prompts.get(), Purpose::Eval, config.seed, 0);
-        let context =
-            RolloutContext { sandbox: sandbox.clone(), policy: Arc::new(engine.clone()), renderer };
+        let held_out = crate::eval::draw(
+            &tasks.test,
+            config.eval.prompts.get(),
+            Purpose::Eval,
+            config.seed,
+            0,
+        );
+        let context = RolloutContext {
+            sandbox: sandbox.clone(),
+            policy: Arc::new(engine.clone()),
+            renderer,
+        };
         Ok(Self {
             config: config.clone(),
             plan,
@@ -86,7 +101,9 @@ impl Run {
     pub(super) fn rollout(&self, group_size: usize, purpose: Purpose, indices: &[u64]) -> RolloutConfig {
         RolloutConfig {
             group_size,
-            sampling: Sampling { temperature: self.config.rollout.temperature.get() },
+            sampling: Sampling {
+                temperature: self.config.rollout.temperature.get(),
+            },
             max_turn_tokens: self.config.rollout.max_turn_tokens.get(),
             max_context: self.base.weights.config.max_position_embeddings,
             concurrency: self.config.rollout.concurrency.get(),
@@ -97,7 +114,10 @@ impl Run {
     /// Learning rate of the next step.
     pub(super) fn lr(&self) -> f64 {
         let optimizer = &self.config.optimizer;
-        optimizer.lr.get() * optimizer.schedule.factor(self.state.schedule_step, self.config.steps.get())
+        optimizer.lr.get()
+            * optimizer
+                .schedule
+                .factor(self.state.schedule_step, self.config.steps.get())
     }
 
     /// Temperature of sampling and of every log-prob.

@@ -13,10 +13,10 @@ use super::{Observer, Phase, RunError, StepSummary};
 use crate::advantage;
 use crate::eval::{self, EvalReport, mean};
 use crate::gate::{self, Decision, Hashes, Occasion, Statistic, ValidationEpisode, Verdict};
-use crate::sampled::{sampled_logprobs, sampled_turns};
-use crate::sft::batch_indices;
 use crate::mismatch::{self, Diagnostics};
 use crate::optim::AdamWState;
+use crate::sampled::{sampled_logprobs, sampled_turns};
+use crate::sft::batch_indices;
 use crate::update::{self, UpdateContext, UpdateReport};
 
 /// What a step did, in plain values.
@@ -56,9 +56,23 @@ pub(super) async fn attempt(
     let group_size = run.config.rollout.group_size.get();
     let tasks = training_tasks(run, attempted);
     observer.phase(step, Phase::Rollout, tasks.len() * group_size);
-    let groups = sample(run, &tasks, group_size, Purpose::Sampling, &[step], observer, cancel).await?;
+    let groups = sample(
+        run,
+        &tasks,
+        group_size,
+        Purpose::Sampling,
+        &[step],
+        observer,
+        cancel,
+    )
+    .await?;
     if groups.iter().all(|g| g.trajectories.is_empty()) {
-        let reason = groups.iter().flat_map(|g| g.unscored.first()).next().cloned().unwrap_or_default();
+        let reason = groups
+            .iter()
+            .flat_map(|g| g.unscored.first())
+            .next()
+            .cloned()
+            .unwrap_or_default();
         return Err(RunError::NothingScored { step, reason });
     }
     times.rollout = clock.elapsed().as_secs_f64();
@@ -88,13 +102,20 @@ pub(super) async fn attempt(
 
     // mu_k+1 = Sync(pi_k+1).
     let clock = Instant::now();
-    let candidate = run.engine.sync(run.policy.to_weights()?, run.state.policy_version + 1).await?;
+    let candidate = run
+        .engine
+        .sync(run.policy.to_weights()?, run.state.policy_version + 1)
+        .await?;
     times.sync = clock.elapsed().as_secs_f64();
 
     // Step 2: validate, then keep or restore.
     let clock = Instant::now();
-    let mut occasion =
-        Occasion { seed: run.config.seed, attempt: attempted, round: 0, reward_before: run.state.reward_before };
+    let mut occasion = Occasion {
+        seed: run.config.seed,
+        attempt: attempted,
+        round: 0,
+        reward_before: run.state.reward_before,
+    };
     let mut validation = Vec::new();
     let (statistic, verdict) = loop {
         if run.config.algorithm.gate.due(attempted) {
@@ -111,8 +132,16 @@ pub(super) async fn attempt(
         }
     };
     let accepted = matches!(verdict, Verdict::Accept(_));
-    let after = if accepted { run.policy.to_weights()?.hash() } else { before.restore(run).await? };
-    let hashes = Hashes { before: before.hash, candidate, after };
+    let after = if accepted {
+        run.policy.to_weights()?.hash()
+    } else {
+        before.restore(run).await?
+    };
+    let hashes = Hashes {
+        before: before.hash,
+        candidate,
+        after,
+    };
     let decision = Decision::new(&run.config.algorithm.gate, &statistic, verdict, &occasion, hashes)?;
     times.gate = clock.elapsed().as_secs_f64();
 
@@ -130,7 +159,17 @@ pub(super) async fn attempt(
         state.rejected += 1;
     }
     let sampler_hash = run.engine.packed_hash().await?;
-    Ok(Attempt { groups, validation, update, mismatch, sampler_hash, lr, statistic, decision, times })
+    Ok(Attempt {
+        groups,
+        validation,
+        update,
+        mismatch,
+        sampler_hash,
+        lr,
+        statistic,
+        decision,
+        times,
+    })
 }
 
 /// J(mu) of the deployed sampler on the run's held-out rows.
@@ -144,9 +183,11 @@ pub(super) async fn evaluate(
     observer.phase(step, Phase::Eval, run.held_out.len() * samples);
     let mut config = run.rollout(samples, Purpose::Eval, &[]);
     config.sampling.temperature = run.config.eval.temperature.get();
-    let (report, _) = eval::evaluate(&run.context, &run.held_out, &config, cancel, &|| observer.episode())
-        .await
-        .map_err(|e| interrupted(e, cancel))?;
+    let (report, _) = eval::evaluate(&run.context, &run.held_out, &config, cancel, &|| {
+        observer.episode()
+    })
+    .await
+    .map_err(|e| interrupted(e, cancel))?;
     observer.evaluated(step, &report);
     Ok(report)
 }
@@ -179,7 +220,10 @@ impl Before {
         run.engine.sync(run.policy.to_weights()?, self.version).await?;
         let found = run.engine.packed_hash().await?;
         if found != self.packed {
-            return Err(RunError::SamplerNotRestored { expected: self.packed.clone(), found });
+            return Err(RunError::SamplerNotRestored {
+                expected: self.packed.clone(),
+                found,
+            });
         }
         Ok(run.policy.to_weights()?.hash())
     }
@@ -187,15 +231,26 @@ impl Before {
 
 fn training_tasks(run: &Run, attempted: u64) -> Vec<Arc<Task>> {
     let rows = &run.tasks.train;
-    batch_indices(rows.len(), run.config.seed, attempted, run.config.rollout.prompts.get())
-        .into_iter()
-        .map(|i| rows[i].clone())
-        .collect()
+    batch_indices(
+        rows.len(),
+        run.config.seed,
+        attempted,
+        run.config.rollout.prompts.get(),
+    )
+    .into_iter()
+    .map(|i| rows[i].clone())
+    .collect()
 }
 
 fn validation_tasks(run: &Run, attempted: u64, round: u64) -> Vec<Arc<Task>> {
     let seed = seed::derive(run.config.seed, Purpose::Gate, &[attempted]);
-    eval::draw(&run.tasks.validation, run.config.validation.prompts.get(), Purpose::Gate, seed, round)
+    eval::draw(
+        &run.tasks.validation,
+        run.config.validation.prompts.get(),
+        Purpose::Gate,
+        seed,
+        round,
+    )
 }
 
 async fn sample(
@@ -214,7 +269,11 @@ async fn sample(
 }
 
 fn interrupted(error: PolicyError, cancel: &CancellationToken) -> RunError {
-    if cancel.is_cancelled() { RunError::Interrupted } else { error.into() }
+    if cancel.is_cancelled() {
+        RunError::Interrupted
+    } else {
+        error.into()
+    }
 }
 
 /// T_hat of the candidate on the validation groups; the empty statistic when there are none.
@@ -245,7 +304,11 @@ fn measure(run: &Run, groups: &[Group], attempted: u64) -> Result<Statistic, Run
 /// Raw diagnostics of the episodes of mu under pi.
 fn diagnose(run: &Run, groups: &[Group]) -> Result<Diagnostics, RunError> {
     let (trainer, sampler) = score(run, groups)?;
-    let turns: Vec<Vec<u16>> = groups.iter().flat_map(|g| &g.trajectories).map(|t| sampled_turns(&t.tokens)).collect();
+    let turns: Vec<Vec<u16>> = groups
+        .iter()
+        .flat_map(|g| &g.trajectories)
+        .map(|t| sampled_turns(&t.tokens))
+        .collect();
     let episodes: Vec<mismatch::Scored<'_>> = trainer
         .iter()
         .zip(&sampler)
@@ -263,7 +326,11 @@ fn diagnose(run: &Run, groups: &[Group]) -> Result<Diagnostics, RunError> {
 type Scores = (Vec<Vec<f32>>, Vec<Vec<f32>>);
 
 fn score(run: &Run, groups: &[Group]) -> Result<Scores, RunError> {
-    let tokens: Vec<&Tokens> = groups.iter().flat_map(|g| &g.trajectories).map(|t| &t.tokens).collect();
+    let tokens: Vec<&Tokens> = groups
+        .iter()
+        .flat_map(|g| &g.trajectories)
+        .map(|t| &t.tokens)
+        .collect();
     let trainer = tokio::task::block_in_place(|| update::score(&run.policy, &tokens, run.temperature()))?;
     Ok((trainer, tokens.into_iter().map(sampled_logprobs).collect()))
 }
@@ -281,7 +348,10 @@ impl Attempt {
 
     /// Tokens of all episodes of the step.
     pub(super) fn tokens(&self) -> usize {
-        self.trajectories().chain(self.validation.iter().flat_map(|g| &g.trajectories)).map(|t| t.tokens.len()).sum()
+        self.trajectories()
+            .chain(self.validation.iter().flat_map(|g| &g.trajectories))
+            .map(|t| t.tokens.len())
+            .sum()
     }
 
     /// What a person is told.

@@ -138,7 +138,7 @@ fn a_whole_update_equals_that_of_torch() {
         },
         epochs: NonZeroUsize::new(epochs).unwrap(),
         // Small enough that gradients are accumulated over several micro-batches.
-        micro_batch_tokens: NonZeroUsize::new(20),
+        micro_batch_tokens: NonZeroUsize::new(20).unwrap(),
         ..AlgorithmConfig::default()
     };
     let optim_config = OptimConfig {

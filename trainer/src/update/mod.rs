@@ -7,6 +7,8 @@ mod score;
 mod supervised;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trap_tests;
 
 use std::num::NonZeroUsize;
 
@@ -42,9 +44,9 @@ pub struct AlgorithmConfig {
     pub minibatches: NonZeroUsize,
     /// Passes over the groups. Default 1.
     pub epochs: NonZeroUsize,
-    /// Tokens in one forward and backward pass; bounds memory, changes no result beyond rounding. Default 256 for models that run micro-batches
-    /// side by side (up to 4 million parameters), 1024 for larger ones.
-    pub micro_batch_tokens: Option<NonZeroUsize>,
+    /// Tokens in one forward and backward pass; bounds memory, changes no result beyond rounding. Default 256, which suits small models;
+    /// 1024 is faster above some ten million parameters.
+    pub micro_batch_tokens: NonZeroUsize,
 }
 
 impl Default for AlgorithmConfig {
@@ -55,15 +57,8 @@ impl Default for AlgorithmConfig {
             loss: LossConfig::default(),
             minibatches: NonZeroUsize::MIN,
             epochs: NonZeroUsize::MIN,
-            micro_batch_tokens: None,
+            micro_batch_tokens: NonZeroUsize::new(256).expect("256 is above 0"),
         }
-    }
-}
-
-impl AlgorithmConfig {
-    fn tokens_per_pass(&self, policy: &TrainerPolicy) -> usize {
-        self.micro_batch_tokens
-            .map_or_else(|| policy.tokens_per_pass(), NonZeroUsize::get)
     }
 }
 
@@ -260,7 +255,7 @@ fn minibatch_gradients(
         episodes: samples.len(),
         tokens: samples.iter().map(|s| s.episode.sampled_len()).sum(),
     };
-    let ranges = micro_batches(&lengths, config.tokens_per_pass(policy));
+    let ranges = micro_batches(&lengths, config.micro_batch_tokens.get());
     let packed: Vec<Packed> = ranges
         .iter()
         .map(|r| Packed::new(samples[r.clone()].iter().map(|s| &s.episode)))

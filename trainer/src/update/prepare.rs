@@ -112,7 +112,7 @@ pub(super) fn freeze(
             policy,
             &episodes,
             context.temperature,
-            config.tokens_per_pass(policy),
+            config.micro_batch_tokens.get(),
         )?;
         for (sample, values) in samples.into_iter().zip(values) {
             sample.check(&values, "log-prob")?;

@@ -89,11 +89,17 @@ vectorized! {
         let n = values.len();
         let (gradient, first, second) = (&gradient[..n], &first[..n], &second[..n]);
         // 0 x is 0 when x is finite and NaN otherwise; NaN survives the sum.
-        let mut sum = T::ZERO;
-        for i in 0..n {
-            let (value, first, second) = adamw_one(rule, gradient[i], values[i], first[i], second[i]);
-            sum += value * T::ZERO + first * T::ZERO + second * T::ZERO;
+        let mut sums = [T::ZERO; 8];
+        let mut i = 0;
+        while i < n {
+            let end = if i + 8 < n { i + 8 } else { n };
+            for j in i..end {
+                let (value, first, second) = adamw_one(rule, gradient[j], values[j], first[j], second[j]);
+                sums[j - i] += value * T::ZERO + first * T::ZERO + second * T::ZERO;
+            }
+            i = end;
         }
+        let sum = sums.iter().fold(T::ZERO, |sum, &x| sum + x);
         sum == T::ZERO
     }
 

@@ -3,6 +3,8 @@
 //! The reference solution is played turn by turn through the real environment, failures included, and must score 1; answers that do no
 //! work must score 0; repeated runs must agree to the byte; the generator must give the same rows twice.
 
+mod play;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,11 +15,10 @@ use mipu_sandbox::Sandbox;
 use serde::Serialize;
 
 use crate::env::{StopReason, Unscored};
-use crate::message::{Message, Reply, Role, ToolCall};
-use crate::script::Demonstrator;
 use crate::seed::{self, Purpose};
 use crate::task::{Split, Task};
 use crate::taskset::TaskSet;
+use play::{Baseline, Episode, play, transcript};
 
 /// An episode may lose its turns to injected failures; this many seeds are tried before the solution is blamed.
 const ATTEMPTS: u64 = 8;
@@ -169,15 +170,22 @@ pub async fn check(path: &Path, sandbox: &Sandbox, options: &DoctorOptions) -> D
         }
     };
     check_rows(&set, &mut report);
-    match TaskSet::load(&[path], sandbox, options.seed).await {
-        Ok(again) if again.content_hash == set.content_hash => {}
-        _ => report.add(
+    // Loaded again, nothing is remembered: what agrees then agrees between processes.
+    let again = TaskSet::load(&[path], sandbox, options.seed).await.ok();
+    if again
+        .as_ref()
+        .is_none_or(|again| again.content_hash != set.content_hash)
+    {
+        report.add(
             Severity::Error,
             "determinism",
             "the data differ when they are loaded twice",
             Some("draw from the `rng` argument alone, and do not iterate over sets"),
-        ),
+        );
     }
+    let twins = again
+        .map(|again| sample(&again, options.rows))
+        .unwrap_or_default();
     let sample = sample(&set, options.rows);
     if sample
         .first()
@@ -193,7 +201,7 @@ pub async fn check(path: &Path, sandbox: &Sandbox, options: &DoctorOptions) -> D
         );
     } else {
         check_solution(&sample, sandbox, options, &mut report).await;
-        check_determinism(&sample, sandbox, options, &mut report).await;
+        check_determinism([&sample, &twins], sandbox, options, &mut report).await;
     }
     check_baselines(&sample, sandbox, options, &mut report).await;
     report
@@ -333,16 +341,17 @@ fn leaked(task: &Task, answer: Option<&str>) -> bool {
     answer.is_some_and(|answer| answer.len() >= SHORTEST_LEAK && task.instruction.contains(answer.trim()))
 }
 
+/// Plays each row several times, by turns as it was loaded first and second.
 async fn check_determinism(
-    sample: &[Arc<Task>],
+    loaded: [&[Arc<Task>]; 2],
     sandbox: &Sandbox,
     options: &DoctorOptions,
     report: &mut DoctorReport,
 ) {
-    for (index, task) in sample.iter().take(4).enumerate() {
+    for (index, (task, twin)) in loaded[0].iter().zip(loaded[1]).take(4).enumerate() {
         let seed = seed::derive(options.seed, Purpose::Eval, &[index as u64, 0]);
         let mut first: Option<Episode> = None;
-        for _ in 0..options.runs {
+        for task in [task, twin].into_iter().cycle().take(options.runs) {
             // A script that fails was reported with the solution.
             let Ok(episode) = play(task, task.solution(sandbox, seed).as_mut(), sandbox, seed).await else {
                 return;
@@ -416,151 +425,4 @@ async fn check_baselines(
             );
         }
     }
-}
-
-/// An agent that does no work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Baseline {
-    Empty,
-    Echo,
-    Noop,
-    Submit,
-}
-
-impl Baseline {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Empty => "empty",
-            Self::Echo => "echo",
-            Self::Noop => "no-op",
-            Self::Submit => "submit",
-        }
-    }
-
-    fn script(self, task: &Task) -> Repeat {
-        let answer = |text: &str| Reply {
-            content: text.to_owned(),
-            answer: Some(text.to_owned()),
-            ..Reply::default()
-        };
-        Repeat(match self {
-            Self::Empty => answer(""),
-            Self::Echo => answer(&task.instruction),
-            Self::Noop => Reply::default(),
-            Self::Submit => {
-                let call = ToolCall {
-                    name: "submit".to_owned(),
-                    arguments: serde_json::Map::new(),
-                };
-                Reply {
-                    tool_calls: vec![call],
-                    ..Reply::default()
-                }
-            }
-        })
-    }
-}
-
-/// Says the same thing again and again.
-struct Repeat(Reply);
-
-#[async_trait::async_trait]
-impl Demonstrator for Repeat {
-    async fn next(&mut self, _observations: &[Message]) -> Result<Reply, Unscored> {
-        Ok(self.0.clone())
-    }
-}
-
-/// One episode of a script.
-struct Episode {
-    messages: Vec<Message>,
-    answer: Option<String>,
-    reward: f64,
-    /// The reward of a solved episode of this many turns and bytes.
-    best: f64,
-    stop: StopReason,
-    turns: usize,
-    tool_failures: usize,
-}
-
-impl Episode {
-    fn same_as(&self, other: &Self) -> bool {
-        self.messages == other.messages
-            && self.reward.to_bits() == other.reward.to_bits()
-            && self.stop == other.stop
-            && self.turns == other.turns
-    }
-}
-
-async fn play(
-    task: &Arc<Task>,
-    script: &mut dyn Demonstrator,
-    sandbox: &Sandbox,
-    seed: u64,
-) -> Result<Episode, Unscored> {
-    let mut env = task.env(sandbox, seed);
-    let mut messages = env.start().await?;
-    let mut observations = Vec::new();
-    let (mut reward, mut turns, mut written_bytes, mut answer) = (0.0, 0, 0, None);
-    loop {
-        let reply = script.next(&observations).await?;
-        let result = env.step(&reply).await?;
-        turns += 1;
-        written_bytes += reply.content.len();
-        reward += result.reward;
-        let said = Message {
-            tool_calls: reply.tool_calls.clone(),
-            ..Message::new(Role::Assistant, reply.content)
-        };
-        messages.push(said);
-        messages.extend(result.observations.iter().cloned());
-        answer = reply.answer.or(answer);
-        if let Some(stop) = result.stop {
-            let failures = result.metrics.iter().find(|(name, _)| name == "tool/failures");
-            let tool_failures = failures.map_or(0, |(_, count)| *count as usize);
-            let best = crate::reward::settle(
-                &task.spec.file.reward,
-                1.0,
-                crate::reward::Effort { turns, written_bytes },
-            );
-            return Ok(Episode {
-                messages,
-                answer,
-                reward,
-                best,
-                stop,
-                turns,
-                tool_failures,
-            });
-        }
-        observations = result.observations;
-    }
-}
-
-/// The end of an episode on one line.
-fn transcript(messages: &[Message]) -> String {
-    let tail = messages.len().saturating_sub(6);
-    let lines: Vec<String> = messages[tail..]
-        .iter()
-        .map(|message| {
-            let calls: Vec<String> = message
-                .tool_calls
-                .iter()
-                .map(|call| {
-                    format!(
-                        "{}({})",
-                        call.name,
-                        serde_json::Value::Object(call.arguments.clone())
-                    )
-                })
-                .collect();
-            let text = if calls.is_empty() {
-                format!("{:?}", message.content)
-            } else {
-                calls.join(" ")
-            };
-            format!("{:?} {}", message.role, crate::tools::cap(text, 160))
-        })
-        .collect();
-    lines.join("; ")
 }
