@@ -56,10 +56,10 @@ fn broken(from: &str, to: &str) -> String {
 #[test]
 fn ten_malformed_configurations_give_ten_useful_errors() {
     let cases = [
-        ("an unknown key", "steps: 40", "stepz: 40"),
+        ("an unknown key", "steps: 60", "stepz: 60"),
         ("a misspelt section", "rollout:\n", "rolout:\n"),
-        ("a word for a number", "steps: 40", "steps: forty"),
-        ("zero steps", "steps: 40", "steps: 0"),
+        ("a word for a number", "steps: 60", "steps: forty"),
+        ("zero steps", "steps: 60", "steps: 0"),
         ("a negative temperature", "temperature: 1.0", "temperature: -1"),
         ("an unknown gate", "    mipu: ", "    mippu: "),
         ("an unknown number format", "weights: fp8", "weights: fp9"),

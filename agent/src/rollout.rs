@@ -137,7 +137,15 @@ pub async fn rollout_envs(
             joined.map_err(|e| PolicyError(format!("an episode's task died: {e}")))?;
         slots[index][sample] = Some(match outcome {
             Ok(trajectory) => Ok(trajectory),
-            Err(Failure::Env(unscored)) => Err(unscored),
+            Err(Failure::Env(unscored)) => {
+                tracing::debug!(
+                    task = starts[index].task_id,
+                    sample,
+                    reason = unscored.reason,
+                    "unscored episode"
+                );
+                Err(unscored)
+            }
             Err(Failure::Policy(error)) => return Err(error),
         });
         on_episode();

@@ -314,3 +314,68 @@ proptest! {
         prop_assert_eq!(outcomes.iter().filter(|o| **o).count(), 1);
     }
 }
+
+/// Real templates and tokenizers, against transformers: directories that `tests/golden/templates.py` was run on, named by the
+/// variable MIPU_TEMPLATES (none of them is part of this repository).
+#[test]
+fn real_templates_agree_with_transformers() {
+    for dir in std::env::var("MIPU_TEMPLATES")
+        .unwrap_or_default()
+        .split(':')
+        .filter(|dir| !dir.is_empty())
+    {
+        let dir = std::path::Path::new(dir);
+        let read = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap();
+        let reference: Value = serde_json::from_str(&read("mipu-reference.json")).unwrap();
+        let config: Value = serde_json::from_str(&read("tokenizer_config.json")).unwrap();
+        let text = |key: &str| reference[key].as_str().unwrap().to_owned();
+        let ids = |key: &str| {
+            reference[key]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|v| v.as_u64().unwrap() as u32)
+                .collect::<Vec<_>>()
+        };
+        let h = Hermes::new(&LoadedModel {
+            tokenizer: Tokenizer::read(&dir.join("tokenizer.json")).unwrap(),
+            chat_template: config["chat_template"].as_str().map(str::to_owned),
+            tokenizer_config: config,
+            generation_config: Value::Null,
+            ..model(CHATML)
+        })
+        .unwrap();
+        let parameters =
+            json!({"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]});
+        let python = ToolSpec {
+            name: "python".into(),
+            description: "Runs <code> & prints.".into(),
+            parameters,
+        };
+        let tools = if reference["tools"] == true {
+            vec![python]
+        } else {
+            Vec::new()
+        };
+        let mut history = vec![Message::new(Role::System, "Be brief."), user("1+1? é 漢字  x")];
+        assert_eq!(
+            h.text(&history, &tools).unwrap(),
+            text("prompt"),
+            "{}",
+            dir.display()
+        );
+        let mut all = h.prompt(&history, &tools).unwrap();
+        assert_eq!(all, ids("prompt_ids"));
+        let turn = [ids("turn_ids"), vec![h.stop_ids()[0]]].concat();
+        history.push(sampled(&h, &turn));
+        all.extend(&turn);
+        let observations = [Message::tool("python", "2"), Message::tool("python", "3\n")];
+        all.extend(h.observation(&history, &tools, &turn, &observations).unwrap());
+        assert_eq!(h.decode(&all), text("full"));
+        assert_eq!(all, ids("full_ids"));
+        assert_eq!(
+            h.parse(&turn, false, &tools).tool_calls[0].arguments["code"],
+            "print(1+1)"
+        );
+    }
+}

@@ -7,6 +7,7 @@
 //! sharing, eviction, threads and instruction set change no bit; [`Engine::score`] gives the log-probs recorded at sampling.
 
 mod attention;
+mod batch;
 mod forward;
 mod kv;
 pub(crate) mod math;

@@ -6,30 +6,18 @@ use std::sync::atomic::Ordering;
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use rayon::prelude::*;
 use tokio::sync::{mpsc, oneshot};
 
-use super::forward::{Packed, Scratch, Want, Work};
+use super::forward::{Packed, Scratch};
 use super::kv::{KvCache, PAGE, common_prefix};
 use super::{EngineConfig, EngineStats};
 use crate::model::Weights;
 use crate::policy::{PolicyError, SampledTurn, TurnRequest};
-use crate::quant::Team;
-
-/// Context tokens run in one step, so that long prompts do not hold up running turns.
-const PREFILL_ROWS: usize = 512;
 
 /// Caches of finished episodes kept for others to share a prefix with.
 const RETIRED: usize = 32;
 
-/// A prefix shorter than this is computed again rather than waited for.
-const WORTH_WAITING: usize = 8;
-
-/// Packed models up to this size fit the cores' caches: then each thread takes a share of the episodes instead of a share of each
-/// layer.
-const SMALL_MODEL: usize = 4 << 20;
-
-type Reply<T> = oneshot::Sender<Result<T, PolicyError>>;
+pub(super) type Reply<T> = oneshot::Sender<Result<T, PolicyError>>;
 
 /// A request to the engine.
 pub(super) enum Command {
@@ -42,21 +30,21 @@ pub(super) enum Command {
 }
 
 /// A turn being sampled or a sequence being scored.
-struct Job {
+pub(super) struct Job {
     /// Context and what was sampled.
-    ids: Vec<u32>,
-    cache: KvCache,
-    logprobs: Vec<f32>,
+    pub(super) ids: Vec<u32>,
+    pub(super) cache: KvCache,
+    pub(super) logprobs: Vec<f32>,
     /// Most ids it may come to.
-    limit: usize,
+    pub(super) limit: usize,
     /// No row of its own was run yet, so a prefix may still be adopted.
-    fresh: bool,
+    pub(super) fresh: bool,
     /// A logit was not finite.
-    broken: bool,
-    kind: Kind,
+    pub(super) broken: bool,
+    pub(super) kind: Kind,
 }
 
-enum Kind {
+pub(super) enum Kind {
     Turn {
         request: TurnRequest,
         rng: Box<ChaCha8Rng>,
@@ -78,9 +66,9 @@ impl Job {
 }
 
 /// The cache of an episode between its turns.
-struct Idle {
-    cache: KvCache,
-    used: u64,
+pub(super) struct Idle {
+    pub(super) cache: KvCache,
+    pub(super) used: u64,
 }
 
 pub(super) struct Worker {
@@ -89,13 +77,13 @@ pub(super) struct Worker {
     pub(super) weights_hash: String,
     pub(super) version: u64,
     pub(super) stop_ids: Vec<u32>,
-    jobs: Vec<Job>,
+    pub(super) jobs: Vec<Job>,
     backlog: VecDeque<Command>,
-    idle: HashMap<u64, Idle>,
-    retired: VecDeque<KvCache>,
-    scratch: Vec<Scratch>,
+    pub(super) idle: HashMap<u64, Idle>,
+    pub(super) retired: VecDeque<KvCache>,
+    pub(super) scratch: Vec<Scratch>,
     clock: u64,
-    stats: EngineStats,
+    pub(super) stats: EngineStats,
 }
 
 impl Worker {
@@ -290,6 +278,11 @@ impl Worker {
         self.model = Packed::new(weights, &self.config);
         self.weights_hash = weights.hash();
         self.version = version;
+        tracing::debug!(
+            policy_version = version,
+            weights_hash = self.weights_hash,
+            "synced the sampler"
+        );
         Ok(self.weights_hash.clone())
     }
 
@@ -315,144 +308,8 @@ impl Worker {
         }
     }
 
-    /// Lets a fresh job start from the longest prefix that some cache already has. False when another job is about to compute
-    /// more of it: then it is worth waiting.
-    fn adopt_prefix(&mut self, index: usize) -> bool {
-        let (before, rest) = self.jobs.split_at_mut(index);
-        let Some((job, after)) = rest.split_first_mut() else {
-            return true;
-        };
-        if !job.fresh || !self.config.share_prefixes {
-            return true;
-        }
-        let context = &job.ids[..job.ids.len() - 1];
-        let others = before.iter().chain(after.iter()).map(|other| &other.cache);
-        let kept = self.idle.values().map(|idle| &idle.cache).chain(&self.retired);
-        let best = others
-            .chain(kept)
-            .max_by_key(|cache| common_prefix(cache.ids(), context));
-        if let Some(cache) = best {
-            let len = common_prefix(cache.ids(), context);
-            if len > job.cache.ids().len() {
-                self.stats.shared_tokens += (len - job.cache.ids().len()) as u64;
-                job.cache = cache.share(len);
-            }
-        }
-        let have = job.cache.ids().len();
-        !before.iter().any(|other| {
-            let len = common_prefix(&other.ids, context);
-            len >= have + WORTH_WAITING && other.cache.ids().len() < len
-        })
-    }
-
-    /// Runs one batch and hands out what is finished.
-    fn step(&mut self) {
-        let mut prefill = PREFILL_ROWS;
-        let mut counts = vec![0; self.jobs.len()];
-        for (index, count) in counts.iter_mut().enumerate() {
-            if prefill == 0 && self.jobs[index].fresh {
-                continue;
-            }
-            if !self.adopt_prefix(index) {
-                continue;
-            }
-            let job = &self.jobs[index];
-            let left = job.ids.len() - job.cache.ids().len();
-            // A score needs no row for its last id.
-            let left = left - usize::from(matches!(job.kind, Kind::Score { .. }));
-            *count = if left == 1 { 1 } else { left.min(prefill) };
-            prefill -= if left == 1 { 0 } else { *count };
-            self.jobs[index].fresh &= *count == 0;
-        }
-        let results = self.run(&counts);
-        for Ran {
-            job: index,
-            out,
-            broken,
-        } in results
-        {
-            self.stats.computed_tokens += counts[index] as u64;
-            let job = &mut self.jobs[index];
-            if matches!(job.kind, Kind::Turn { .. }) {
-                job.ids.extend(out.iter().map(|drawn| drawn.0));
-            }
-            job.logprobs.extend(out.iter().map(|drawn| drawn.1));
-            job.broken |= broken;
-        }
-        self.finish();
-    }
-
-    /// Runs `counts[i]` tokens of job `i`.
-    fn run(&mut self, counts: &[usize]) -> Vec<Ran> {
-        let mut works = Vec::new();
-        let mut owners = Vec::new();
-        for (index, (job, &count)) in self.jobs.iter_mut().zip(counts).enumerate() {
-            if count == 0 {
-                continue;
-            }
-            let start = job.cache.ids().len();
-            let want = match &mut job.kind {
-                Kind::Score { temperature, .. } => {
-                    let targets = &job.ids[start + 1..start + count + 1];
-                    Want::Score {
-                        temperature: *temperature,
-                        targets,
-                    }
-                }
-                Kind::Turn { request, rng, .. } if start + count == job.ids.len() => Want::Draw {
-                    temperature: request.sampling.temperature,
-                    rng,
-                },
-                Kind::Turn { .. } => Want::Nothing,
-            };
-            let tokens = &job.ids[start..start + count];
-            works.push(Work {
-                cache: &mut job.cache,
-                tokens,
-                want,
-                out: Vec::new(),
-                broken: false,
-            });
-            owners.push(index);
-        }
-        if works.is_empty() {
-            return Vec::new();
-        }
-        let threads = rayon::current_num_threads();
-        let rows: usize = works.iter().map(|w| w.tokens.len()).sum();
-        let small = self.config.weight_bytes(&self.model.config) <= SMALL_MODEL;
-        let shares = if works.len() >= threads && (small || rows >= 64 * threads) {
-            threads
-        } else {
-            1
-        };
-        self.scratch.resize_with(threads, Scratch::default);
-        let model = &self.model;
-        if shares == 1 {
-            let team = if threads == 1 || small {
-                Team::Solo
-            } else {
-                Team::Pool
-            };
-            model.run(&mut works, &mut self.scratch[0], team);
-        } else {
-            let parts = split(&mut works, shares, rows);
-            let jobs = parts.into_par_iter().zip(&mut self.scratch);
-            jobs.for_each(|(works, scratch)| model.run(works, scratch, Team::Solo));
-        }
-        owners
-            .into_iter()
-            .zip(works)
-            .map(|(job, work)| Ran {
-                job,
-                out: work.out,
-                broken: work.broken,
-            })
-            .collect()
-    }
-
     /// Replies to finished jobs and keeps the caches of turns.
-    fn finish(&mut self) {
+    pub(super) fn finish(&mut self) {
         let mut index = 0;
         while index < self.jobs.len() {
             let job = &self.jobs[index];
@@ -502,36 +359,9 @@ impl Worker {
     }
 }
 
-/// What one batch gave a job: drawn or scored ids with their log-probs.
-struct Ran {
-    job: usize,
-    out: Vec<(u32, f32)>,
-    broken: bool,
-}
-
 /// Whether a job may start.
 enum Room {
     Now,
     Later,
     Never(PolicyError),
-}
-
-/// Cuts works into `shares` runs of about equally many rows.
-fn split<'a, 'b>(mut works: &'a mut [Work<'b>], shares: usize, rows: usize) -> Vec<&'a mut [Work<'b>]> {
-    let mut parts = Vec::with_capacity(shares);
-    let mut taken = 0;
-    for share in 1..shares {
-        let goal = rows * share / shares;
-        let mut count = 0;
-        while count < works.len() && taken < goal {
-            taken += works[count].tokens.len();
-            count += 1;
-        }
-        let (part, rest) = works.split_at_mut(count);
-        parts.push(part);
-        works = rest;
-    }
-    parts.push(works);
-    parts.retain(|part| !part.is_empty());
-    parts
 }

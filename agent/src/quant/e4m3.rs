@@ -18,17 +18,17 @@ pub fn decode(code: u8) -> f32 {
 }
 
 /// Nearest code, ties to even, saturating at +-448; NaN keeps its sign.
+#[inline(always)]
 pub fn encode(x: f32) -> u8 {
-    let sign = (x.to_bits() >> 24) as u8 & 0x80;
-    if x.is_nan() {
-        return sign | 0x7f;
-    }
-    let magnitude = round(x).abs();
-    if magnitude < MIN_NORMAL {
-        return sign | (magnitude * 512.0) as u8;
-    }
+    let bits = round(x).to_bits();
+    let magnitude = f32::from_bits(bits & 0x7fff_ffff);
     // Rounded to 3 mantissa bits, so the upper bits of the f32 are the code with another exponent bias.
-    sign | ((magnitude.to_bits() >> 20) - ((127 - 7) << 3)) as u8
+    let normal = (magnitude.to_bits() >> 20).wrapping_sub((127 - 7) << 3);
+    // Multiples of 2^-9 below 2^-6: adding 2^23 leaves the multiple in the low bits.
+    let subnormal = (magnitude * 512.0 + 8_388_608.0).to_bits() & 7;
+    let code = if magnitude < MIN_NORMAL { subnormal } else { normal };
+    let code = if magnitude.is_nan() { 0x7f } else { code };
+    (bits >> 24 & 0x80 | code) as u8
 }
 
 /// `decode(encode(x))`: the nearest E4M3 value, as f32. NaN stays NaN.

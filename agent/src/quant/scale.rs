@@ -26,6 +26,15 @@ fn scale_of(row: &[f32]) -> f32 {
 }
 
 wide! {
+    /// Codes of `row / scale`.
+    fn encode_row(row: &[f32], scale: f32, codes: &mut [u8]) {
+        let n = row.len();
+        let codes = &mut codes[..n];
+        for i in 0..n {
+            codes[i] = e4m3::encode(row[i] / scale);
+        }
+    }
+
     /// Divides a row by its scale and rounds to E4M3 values; returns the scale.
     fn round_row(row: &mut [f32]) -> f32 {
         let scale = scale_of(row);
@@ -36,11 +45,16 @@ wide! {
     }
 }
 
-/// Codes of a row and their scale.
-pub(crate) fn quantise(row: &[f32], codes: impl Iterator<Item = usize>, out: &mut [u8]) -> f32 {
+/// Codes of a row, put at the given places, and their scale.
+pub(crate) fn quantise(row: &[f32], places: impl Iterator<Item = usize>, out: &mut [u8]) -> f32 {
+    let mut codes = [0u8; 256];
     let scale = scale_of(row);
-    for (x, at) in row.iter().zip(codes) {
-        out[at] = e4m3::encode(x / scale);
+    let mut places = places;
+    for part in row.chunks(codes.len()) {
+        encode_row(part, scale, &mut codes);
+        for (code, at) in codes[..part.len()].iter().zip(&mut places) {
+            out[at] = *code;
+        }
     }
     scale
 }

@@ -90,6 +90,12 @@ pub(super) unsafe fn multiply(
     }
 }
 
+/// From this many rows on, codes are decoded once for all of them.
+const DECODE_ONCE: usize = 9;
+
+/// Inputs decoded at a time: 16 lanes of them stay in the first-level cache.
+const BLOCK: usize = 256;
+
 /// # Safety
 /// As [`multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -115,31 +121,101 @@ unsafe fn panels<F: Format>(
         }
         while p < panels {
             let (w, out) = (w.add(p * k * LANES), out.add(p * rows * LANES));
-            let mut row = 0;
-            while row < rows {
-                let (x, out) = (x.add(row * stride), out.add(row * LANES));
-                let tile = match rows - row {
-                    1 => tile_wide::<F, 1>(w, k, x, stride, out, accumulate),
-                    2 => tile_wide::<F, 2>(w, k, x, stride, out, accumulate),
-                    3 => tile_wide::<F, 3>(w, k, x, stride, out, accumulate),
-                    4 => tile_halves::<F, 4>(w, k, x, stride, out, accumulate),
-                    5 => tile_halves::<F, 5>(w, k, x, stride, out, accumulate),
-                    7 | 8 => tile_halves::<F, 4>(w, k, x, stride, out, accumulate),
-                    _ => tile_halves::<F, 6>(w, k, x, stride, out, accumulate),
-                };
-                row += tile;
+            match rows {
+                1 => tiles::<F, 1, 4>(w, k, x, stride, out, accumulate),
+                2 => tiles::<F, 2, 4>(w, k, x, stride, out, accumulate),
+                3 => tiles::<F, 3, 4>(w, k, x, stride, out, accumulate),
+                4 => tiles::<F, 4, 2>(w, k, x, stride, out, accumulate),
+                5 => tiles::<F, 5, 2>(w, k, x, stride, out, accumulate),
+                6 => tiles::<F, 6, 2>(w, k, x, stride, out, accumulate),
+                7 => tiles::<F, 7, 1>(w, k, x, stride, out, accumulate),
+                8 => tiles::<F, 8, 1>(w, k, x, stride, out, accumulate),
+                DECODE_ONCE.. => blocks::<F>(w, k, x, stride, rows, out, accumulate),
+                0 => (),
             }
             p += 1;
         }
     }
 }
 
-/// `R` rows of one panel, all 32 lanes at once.
+/// `R` rows of one panel, `8 V` lanes at a time (so that the `R V` sums stay in registers).
 ///
 /// # Safety
 /// `w` has `k * 32` codes, `x` has `R` rows of `k` values `stride` apart, `out` has `R * 32` values.
 #[inline(always)]
-unsafe fn tile_wide<F: Format, const R: usize>(
+unsafe fn tiles<F: Format, const R: usize, const V: usize>(
+    w: *const F::Code,
+    k: usize,
+    x: *const f32,
+    stride: usize,
+    out: *mut f32,
+    accumulate: bool,
+) {
+    let mut lane = 0;
+    while lane < LANES {
+        // SAFETY: by this function's contract; `8 V` divides 32.
+        unsafe { tile::<F, R, V, LANES>(w.add(lane), k, x, stride, out.add(lane), accumulate) };
+        lane += 8 * V;
+    }
+}
+
+/// Many rows of one panel: blocks of 16 lanes are decoded to f32 once and multiplied with the rows, six or so at a time. A sum is
+/// laid down in `out` between blocks, which keeps its bits.
+///
+/// # Safety
+/// `w` has `k * 32` codes, `x` has `rows` rows of `k` values `stride` apart, `out` has `rows * 32` values.
+#[inline(always)]
+unsafe fn blocks<F: Format>(
+    w: *const F::Code,
+    k: usize,
+    x: *const f32,
+    stride: usize,
+    rows: usize,
+    out: *mut f32,
+    accumulate: bool,
+) {
+    const WIDTH: usize = 16;
+    let mut decoded = [0f32; BLOCK * WIDTH];
+    for half in [0, WIDTH] {
+        let mut first = 0;
+        while first < k {
+            let len = BLOCK.min(k - first);
+            let goes_on = accumulate || first > 0;
+            // SAFETY: `first + len <= k` and `half + 16 <= 32` keep the codes in the panel, `len <= BLOCK` the copies in `decoded`;
+            // `row + tile <= rows` keeps the tiles in `x` and `out`.
+            unsafe {
+                for i in 0..len {
+                    let from = w.add((first + i) * LANES + half);
+                    let to = decoded.as_mut_ptr().add(i * WIDTH);
+                    _mm256_storeu_ps(to, F::load(from));
+                    _mm256_storeu_ps(to.add(8), F::load(from.add(8)));
+                }
+                let w = decoded.as_ptr();
+                let mut row = 0;
+                while row < rows {
+                    let (x, out) = (x.add(row * stride + first), out.add(row * LANES + half));
+                    row += match rows - row {
+                        1 => tile::<F32, 1, 2, WIDTH>(w, len, x, stride, out, goes_on),
+                        2 => tile::<F32, 2, 2, WIDTH>(w, len, x, stride, out, goes_on),
+                        3 => tile::<F32, 3, 2, WIDTH>(w, len, x, stride, out, goes_on),
+                        4 | 7 | 8 => tile::<F32, 4, 2, WIDTH>(w, len, x, stride, out, goes_on),
+                        5 | 10 => tile::<F32, 5, 2, WIDTH>(w, len, x, stride, out, goes_on),
+                        _ => tile::<F32, 6, 2, WIDTH>(w, len, x, stride, out, goes_on),
+                    };
+                }
+            }
+            first += len;
+        }
+    }
+}
+
+/// `R` rows and `8 V` lanes of a panel whose inputs lie `W` codes apart. Returns `R`.
+///
+/// # Safety
+/// `w` has `(k - 1) * W + 8 V` codes, `x` has `R` rows of `k` values `stride` apart, `out` has `R` rows of `8 V` values 32 apart.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "v picks a column of the sums")]
+unsafe fn tile<F: Format, const R: usize, const V: usize, const W: usize>(
     w: *const F::Code,
     k: usize,
     x: *const f32,
@@ -149,7 +225,7 @@ unsafe fn tile_wide<F: Format, const R: usize>(
 ) -> usize {
     // SAFETY: by this function's contract.
     unsafe {
-        let mut sum = [[_mm256_setzero_ps(); 4]; R];
+        let mut sum = [[_mm256_setzero_ps(); V]; R];
         if accumulate {
             for (r, sum) in sum.iter_mut().enumerate() {
                 for (v, sum) in sum.iter_mut().enumerate() {
@@ -158,62 +234,34 @@ unsafe fn tile_wide<F: Format, const R: usize>(
             }
         }
         for i in 0..k {
-            let mut wv = [_mm256_setzero_ps(); 4];
-            for (v, wv) in wv.iter_mut().enumerate() {
-                *wv = F::load(w.add(i * LANES + v * 8));
-            }
-            for (r, sum) in sum.iter_mut().enumerate() {
-                let xv = _mm256_broadcast_ss(&*x.add(r * stride + i));
-                for v in 0..4 {
-                    sum[v] = _mm256_fmadd_ps(wv[v], xv, sum[v]);
+            // The fewer of the two operands are held in registers.
+            if R < V {
+                let mut xs = [_mm256_setzero_ps(); R];
+                for (r, xs) in xs.iter_mut().enumerate() {
+                    *xs = _mm256_broadcast_ss(&*x.add(r * stride + i));
+                }
+                for v in 0..V {
+                    let w = F::load(w.add(i * W + v * 8));
+                    for r in 0..R {
+                        sum[r][v] = _mm256_fmadd_ps(w, xs[r], sum[r][v]);
+                    }
+                }
+            } else {
+                let mut ws = [_mm256_setzero_ps(); V];
+                for (v, ws) in ws.iter_mut().enumerate() {
+                    *ws = F::load(w.add(i * W + v * 8));
+                }
+                for (r, sum) in sum.iter_mut().enumerate() {
+                    let x = _mm256_broadcast_ss(&*x.add(r * stride + i));
+                    for (sum, w) in sum.iter_mut().zip(&ws) {
+                        *sum = _mm256_fmadd_ps(*w, x, *sum);
+                    }
                 }
             }
         }
         for (r, sum) in sum.iter().enumerate() {
             for (v, sum) in sum.iter().enumerate() {
                 _mm256_storeu_ps(out.add(r * LANES + v * 8), *sum);
-            }
-        }
-        R
-    }
-}
-
-/// `R` rows of one panel, 16 lanes at a time (so that `2 R` sums fit the 16 registers).
-///
-/// # Safety
-/// As [`tile_wide`].
-#[inline(always)]
-unsafe fn tile_halves<F: Format, const R: usize>(
-    w: *const F::Code,
-    k: usize,
-    x: *const f32,
-    stride: usize,
-    out: *mut f32,
-    accumulate: bool,
-) -> usize {
-    // SAFETY: by this function's contract.
-    unsafe {
-        for half in [0, 16] {
-            let (w, out) = (w.add(half), out.add(half));
-            let mut sum = [[_mm256_setzero_ps(); 2]; R];
-            if accumulate {
-                for (r, sum) in sum.iter_mut().enumerate() {
-                    *sum = [
-                        _mm256_loadu_ps(out.add(r * LANES)),
-                        _mm256_loadu_ps(out.add(r * LANES + 8)),
-                    ];
-                }
-            }
-            for i in 0..k {
-                let (w0, w1) = (F::load(w.add(i * LANES)), F::load(w.add(i * LANES + 8)));
-                for (r, sum) in sum.iter_mut().enumerate() {
-                    let xv = _mm256_broadcast_ss(&*x.add(r * stride + i));
-                    *sum = [_mm256_fmadd_ps(w0, xv, sum[0]), _mm256_fmadd_ps(w1, xv, sum[1])];
-                }
-            }
-            for (r, sum) in sum.iter().enumerate() {
-                _mm256_storeu_ps(out.add(r * LANES), sum[0]);
-                _mm256_storeu_ps(out.add(r * LANES + 8), sum[1]);
             }
         }
         R
