@@ -70,10 +70,7 @@ fn flatten(value: &serde_json::Value, prefix: &str, lines: &mut Vec<(String, Str
             }
         }
         serde_json::Value::Number(n) if n.is_f64() => {
-            lines.push((
-                prefix.to_owned(),
-                number(n.as_f64().unwrap_or_default()),
-            ));
+            lines.push((prefix.to_owned(), number(n.as_f64().unwrap_or_default())));
         }
         serde_json::Value::String(text) => lines.push((prefix.to_owned(), text.clone())),
         other => lines.push((prefix.to_owned(), other.to_string())),

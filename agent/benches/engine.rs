@@ -1,5 +1,4 @@
 //! Speed of the sampler on the quick start's model: tokens per second at several batch sizes and precisions, prefill, E4M3.
-#![expect(missing_docs, reason = "criterion's macros define undocumented items")]
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::hint::black_box;

@@ -40,7 +40,7 @@ pub(crate) async fn run(args: Sft) -> anyhow::Result<ExitCode> {
             p.loss,
             p.tokens as f64 / started.elapsed().as_secs_f64()
         ));
-        if !terminal && (p.step % every == 0 || p.step == p.steps) {
+        if !terminal && (p.step.is_multiple_of(every) || p.step == p.steps) {
             output::say(&format!(
                 "step {:>5}/{}  loss {:.4}  grad norm {:.3}  {} tokens  {}",
                 p.step,

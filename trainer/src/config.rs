@@ -260,6 +260,18 @@ impl RunConfig {
                 hint: hint.to_owned(),
             })
         };
+        if !self.model.is_dir() {
+            return fail(
+                &format!("the model directory {} does not exist", self.model.display()),
+                "paths in a file are relative to it; a model directory holds config.json, model.safetensors and tokenizer.json",
+            );
+        }
+        if let Some(task) = self.tasks.iter().find(|t| !t.is_file()) {
+            return fail(
+                &format!("the task file {} does not exist", task.display()),
+                "paths in a file are relative to it; `mipu task new FILE` writes a task to start from",
+            );
+        }
         if self.tasks.is_empty() {
             return fail(
                 "`tasks` is empty",

@@ -110,7 +110,7 @@ pub async fn train(
         let attempt = step::attempt(&mut run, observer, cancel).await?;
         let step = run.state.step;
         let last = step == config.steps.get();
-        let due = last || (config.eval.every > 0 && step % config.eval.every == 0);
+        let due = last || (config.eval.every > 0 && step.is_multiple_of(config.eval.every));
         let evaluated = if due {
             Some(step::evaluate(&run, step, observer, cancel).await?)
         } else {

@@ -68,11 +68,10 @@ impl Plan {
         } else {
             [0, 0]
         };
-        let evaluations = 2 + if config.eval.every == 0 {
-            0
-        } else {
-            (config.steps.get() - 1) / config.eval.every
-        } as usize;
+        let evaluations = 2
+            + (config.steps.get() - 1)
+                .checked_div(config.eval.every)
+                .unwrap_or(0) as usize;
         let eval = [
             config.eval.prompts.get().min(tasks.test.len()) * config.eval.samples.get(),
             evaluations,

@@ -98,7 +98,7 @@ impl<'a> Records<'a> {
             metrics: metrics.replayable(),
         }));
         let config = &run.config.checkpoint;
-        let due = step % config.every.get() == 0 || step == run.config.steps.get();
+        let due = step.is_multiple_of(config.every.get()) || step == run.config.steps.get();
         let clock = Instant::now();
         let written = if due {
             run.state.ledger_entries = self.ledger.position();
