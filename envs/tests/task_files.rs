@@ -1,7 +1,6 @@
 //! Every file of `tasks/` loads and passes the doctor, and the doctor finds what is wrong with bad ones.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use mipu_envs::doctor::{self, DoctorOptions, DoctorReport, Severity};
 use mipu_envs::{Role, TaskSet};
@@ -103,18 +102,17 @@ async fn the_doctor_finds_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn four_thousand_rows_load_in_about_a_second() {
-    for name in ["calc.yaml", "fix-op.yaml"] {
-        let started = Instant::now();
+async fn a_generator_gives_as_many_distinct_rows_as_it_was_asked_for() {
+    for (name, count) in [("calc.yaml", 16_000), ("fix-op.yaml", 4000)] {
         let set = TaskSet::load(&[task_file(name)], sandbox(), 0).await.unwrap();
-        assert_eq!(set.train.len() + set.validation.len() + set.test.len(), 4000);
-        println!("{name}: 4000 rows in {:?}", started.elapsed());
-        // Loose: the machine of a test may be busy.
-        assert!(
-            started.elapsed().as_secs_f64() < 5.0,
-            "{name}: {:?}",
-            started.elapsed()
-        );
+        let ids: std::collections::HashSet<_> = set
+            .train
+            .iter()
+            .chain(&set.validation)
+            .chain(&set.test)
+            .map(|t| &t.id)
+            .collect();
+        assert_eq!(ids.len(), count, "{name}");
     }
 }
 
@@ -169,7 +167,6 @@ async fn quick_start_episodes_fit_112_tokens() {
 async fn demonstrations_succeed_about_half_the_time() {
     for name in ["calc.yaml", "fix-op.yaml"] {
         let set = TaskSet::load(&[task_file(name)], sandbox(), 0).await.unwrap();
-        let started = Instant::now();
         let mut solved = 0.0;
         for (seed, task) in set.train.iter().take(100).enumerate() {
             let (mut env, mut script) = (
@@ -189,11 +186,6 @@ async fn demonstrations_succeed_about_half_the_time() {
                 }
             }
         }
-        println!(
-            "{name}: {} of 100 demonstrations solved in {:?}",
-            solved,
-            started.elapsed()
-        );
         assert!((30.0..=75.0).contains(&solved), "{name}: {solved}");
     }
 }
