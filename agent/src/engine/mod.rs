@@ -50,7 +50,7 @@ impl Precision {
     }
 }
 
-/// What the sampler quantises (MIPU.md, FP8 conventions).
+/// What the sampler quantises, and how.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineConfig {

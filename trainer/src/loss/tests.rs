@@ -115,7 +115,7 @@ fn config(aggregation: Aggregation, estimator: KlEstimator) -> LossConfig {
     }
 }
 
-/// The equations of MIPU.md token by token, without sharing code with the implementation.
+/// The equations of docs/mipu.md token by token, without sharing code with the implementation.
 fn naive(case: &Case, w_max: f64, eps: (f64, f64), dual: f64) -> f64 {
     let a = case.advantage;
     let mut sum = 0.0;

@@ -235,9 +235,13 @@ impl fmt::Display for Plan {
         for line in &self.algorithm {
             writeln!(f, "{line}")?;
         }
-        write!(f, "memory      about {}:", bytes(self.memory_bytes()))?;
-        for (i, (part, n)) in self.memory.iter().enumerate() {
-            write!(f, "{} {part} {}", if i == 0 { "" } else { "," }, bytes(*n))?;
+        write!(
+            f,
+            "memory      about {} beside the sandbox",
+            bytes(self.memory_bytes())
+        )?;
+        for (part, n) in &self.memory {
+            write!(f, "\n            {:>9}  {part}", bytes(*n))?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The update as a whole: regression tests named after the symptoms of MIPU.md's traps, failure atomicity, determinism.
+//! The update as a whole: regression tests named after the symptoms of docs/mipu.md's traps, failure atomicity, determinism.
 
 use candle_core::Device;
 use mipu_agent::{Group, Tokens};

@@ -1,4 +1,4 @@
-//! Regression tests named after the symptoms of MIPU.md's traps.
+//! Regression tests named after the symptoms of docs/mipu.md's traps.
 
 use mipu_agent::{Group, Tokens};
 
