@@ -29,7 +29,7 @@ impl Progress {
         if terminal {
             bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(8));
             bar.set_style(
-                ProgressStyle::with_template("{bar:24.cyan/dim} {pos}/{len} {msg}")
+                ProgressStyle::with_template("{bar:24.cyan/dim} {pos}/{len} {msg}  {prefix:.dim}")
                     .unwrap_or_else(|_| ProgressStyle::default_bar()),
             );
         }
@@ -120,7 +120,7 @@ impl Observer for Progress {
             .map_or_else(String::new, |c| format!(" vs {:+.1e}", -c));
         let held = s
             .validation_reward
-            .map_or_else(String::new, |v| format!("  held-out {v:.3}"));
+            .map_or_else(String::new, |v| format!("  validation {v:.3}"));
         let eta = self
             .eta(s.step, s.steps)
             .map_or_else(String::new, |d| format!("  ETA {}", duration(d)));

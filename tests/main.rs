@@ -5,6 +5,7 @@
 mod configs;
 mod durability;
 mod json;
+mod learning;
 mod support;
 mod switches;
 mod tidy;
