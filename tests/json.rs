@@ -116,6 +116,25 @@ fn a_new_task_passes_its_own_check_and_is_never_overwritten() {
 }
 
 #[test]
+fn the_task_in_the_readme_passes_its_check() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("task.yaml");
+    let readme = std::fs::read_to_string(crate::support::path("README.md")).unwrap();
+    let yaml = readme
+        .split("```yaml")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
+    std::fs::write(&file, yaml).unwrap();
+    let checked = succeed_json(&["task", "check", file.to_str().unwrap(), "--json"]);
+    assert_eq!(checked["ok"], true, "{checked}");
+    let findings = checked["reports"][0]["findings"].as_array().unwrap();
+    assert!(findings.is_empty(), "{findings:?}");
+}
+
+#[test]
 fn benches_name_their_figures_with_units() {
     let sandbox = succeed_json(&["bench", "sandbox", "--runs", "5", "--json"]);
     has(&sandbox["fresh_execution_ms"], &["median"]);
