@@ -46,6 +46,15 @@ fn the_gate_accepts_or_rolls_back_as_configured() {
         .collect();
     assert_ne!(hashes[0], hashes[1], "a rejected batch must not replay");
 
+    // Optimizer moments, packed sampler and schedule too: nothing moved in three rejected steps.
+    let states: Vec<_> = steps(&always).iter().map(|s| s["hashes"].clone()).collect();
+    assert_eq!(states[0]["schedule_step"], "0");
+    assert!(
+        states[0]["optimizer"].is_string() && states[0]["sampler"].is_string(),
+        "{states:?}"
+    );
+    assert!(states.iter().all(|s| s == &states[0]), "{states:?}");
+
     let never = home.path().join("never");
     let summary = succeed_json(&borrow(&small_run(&never, &["algorithm.gate=never", "steps=3"])));
     assert_eq!(
