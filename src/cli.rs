@@ -70,7 +70,7 @@ pub(crate) struct Train {
     /// Seed of everything (overrides the file)
     #[arg(long)]
     pub(crate) seed: Option<u64>,
-    /// Run directory [default: runs/<name>-<next number>]
+    /// Run directory [default: runs/NAME-NUMBER, the next free one]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Continue a run: `auto` (the newest unfinished one, else a new one), `latest`, or a run directory
