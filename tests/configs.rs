@@ -94,6 +94,18 @@ fn bad_overrides_are_explained() {
 }
 
 #[test]
+fn the_committed_model_is_the_one_its_readme_names() {
+    let info: serde_json::Value =
+        serde_json::from_str(&succeed(&["model", "info", "configs/base-tiny", "--json"])).unwrap();
+    let readme = fs::read_to_string(path("configs/base-tiny/README.md")).unwrap();
+    let hash = info["weights_hash"].as_str().unwrap();
+    assert!(
+        readme.contains(hash),
+        "configs/base-tiny/README.md does not name {hash}"
+    );
+}
+
+#[test]
 fn the_help_teaches() {
     let help = succeed(&["--help"]);
     for command in [
