@@ -92,6 +92,11 @@ pub struct TaskSpec {
 }
 
 impl TaskSpec {
+    /// The task file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Reads and checks a task file (not its rows).
     ///
     /// # Errors
