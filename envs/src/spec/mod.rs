@@ -1,7 +1,9 @@
 //! The task file, version 1, as it is written: wire types without behaviour, every range checked while reading.
 
+pub(crate) mod case;
 mod range;
 mod rules;
+mod unit_tests;
 
 use std::collections::BTreeMap;
 
@@ -10,13 +12,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
+pub use case::{Case, Demand, Expected};
 pub use range::{
     ByteCount, Mebibytes, NonNegative, Probability, RowCount, Seconds, Share, TokenCount, Turns,
 };
-pub use rules::{
-    Case, CaseList, Checker, Expected, JsonRule, JsonType, Numeric, Pattern, Phrases, RewardSpec, Rule,
-    UnitTests, Weighted,
-};
+pub use rules::{Checker, JsonRule, JsonType, Numeric, Pattern, Phrases, RewardSpec, Rule, Weighted};
+pub use unit_tests::{CaseList, UnitTests};
 
 use crate::diagnostic::Place;
 use crate::template::Template;
