@@ -10,13 +10,14 @@ use serde_json::{Map, Value};
 
 use crate::diagnostic::{Diagnostic, from_yaml_file, suggestion};
 use crate::env::Env;
+use crate::episode::Episode;
 use crate::message::{Message, Role, ToolSpec};
 use crate::reward::unit_tests::Remembered;
 use crate::script::{Demonstrator, Missing, Script};
-use crate::spec::{ScriptSource, TaskFile};
+use crate::spec::{Environment, ScriptSource, TaskFile};
 use crate::template::{Fields, RenderError, Template};
-use crate::tool_env::ToolEnv;
 use crate::tools::Tool;
+use crate::worlds::Kind;
 
 /// Which part of a task's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -83,6 +84,7 @@ pub struct TaskSpec {
     /// Tools as the agent sees them.
     pub tools: Vec<ToolSpec>,
     pub(crate) toolbox: Vec<Tool>,
+    pub(crate) kind: Option<Arc<dyn Kind>>,
     pub(crate) file: TaskFile,
     pub(crate) path: PathBuf,
     pub(crate) text: String,
@@ -97,25 +99,36 @@ impl TaskSpec {
         &self.path
     }
 
-    /// Reads and checks a task file (not its rows).
+    /// Reads and checks a task file (not its rows). `kinds` are the worlds written in Rust that it may name.
     ///
     /// # Errors
     /// On an invalid file.
-    pub fn read(path: &Path) -> Result<Self, TaskError> {
+    pub fn read(path: &Path, kinds: &[Arc<dyn Kind>]) -> Result<Self, TaskError> {
         let (file, text): (TaskFile, String) = from_yaml_file(path)?;
         let toolbox: Vec<Tool> = file.tools.iter().flat_map(Tool::of).collect();
+        let kind = match &file.environment {
+            Some(Environment::Custom(name)) => Some(custom(path, name.as_str(), kinds)?),
+            Some(environment) => environment.kind(path),
+            None => None,
+        };
+        let mut tools: Vec<ToolSpec> = toolbox.iter().map(Tool::spec).collect();
+        tools.extend(kind.iter().flat_map(|kind| kind.tools()));
         let spec = Self {
             name: file.name.as_str().to_owned(),
             description: file.description.clone(),
             max_turns: file.limits.max_turns.get(),
             max_tokens: file.limits.max_tokens.get(),
-            tools: toolbox.iter().map(Tool::spec).collect(),
-            solution: file.solution.clone().map(|source| Script::new(source, "solve")),
+            tools,
+            solution: file
+                .solution
+                .clone()
+                .map(|solution| Script::new(solution.script, "solve")),
             demonstration: file
                 .demonstration
                 .clone()
                 .map(|source| Script::new(source, "demonstrate")),
             toolbox,
+            kind,
             file,
             path: path.to_owned(),
             text,
@@ -159,14 +172,16 @@ impl TaskSpec {
                 .map_err(|error| self.at(&error))?;
         }
         let observed = Fields::with(row, "observation", "");
-        for template in [&file.solution, &file.demonstration]
-            .into_iter()
-            .flatten()
-            .flat_map(script_templates)
-        {
+        for template in self.scripts().flat_map(script_templates) {
             template.check(&observed).map_err(|error| self.at(&error))?;
         }
         Ok(())
+    }
+
+    /// The scripts of the file.
+    fn scripts(&self) -> impl Iterator<Item = &ScriptSource> {
+        let solution = self.file.solution.iter().map(|solution| &solution.script);
+        solution.chain(&self.file.demonstration)
     }
 
     /// An error at a template's place in the file.
@@ -183,10 +198,7 @@ impl TaskSpec {
             return Err(Diagnostic::whole(&self.path, format!("tool `{}` is listed twice", pair[0])).into());
         }
         names.push("answer");
-        for turns in [&self.file.solution, &self.file.demonstration]
-            .into_iter()
-            .flatten()
-        {
+        for turns in self.scripts() {
             let ScriptSource::Turns(turns) = turns else {
                 continue;
             };
@@ -205,6 +217,16 @@ impl TaskSpec {
     }
 }
 
+/// The kind of this name.
+fn custom(path: &Path, name: &str, kinds: &[Arc<dyn Kind>]) -> Result<Arc<dyn Kind>, TaskError> {
+    let found = kinds.iter().find(|kind| kind.name() == name);
+    found.cloned().ok_or_else(|| {
+        let hint = "a custom environment is Rust code: load the file with `TaskSet::load_with`".to_owned();
+        let message = format!("the environment `{name}` is not built into this program");
+        Diagnostic::whole(path, message).with_hint(hint).into()
+    })
+}
+
 fn script_templates(source: &ScriptSource) -> Vec<&Template> {
     match source {
         ScriptSource::Turns(turns) => turns.iter().flat_map(|turn| turn.body.templates()).collect(),
@@ -215,7 +237,7 @@ fn script_templates(source: &ScriptSource) -> Vec<&Template> {
 impl Task {
     /// Builds a fresh environment for one episode; `seed` rules its randomness.
     pub fn env(self: &Arc<Self>, sandbox: &Sandbox, seed: u64) -> Box<dyn Env> {
-        Box::new(ToolEnv::new(Arc::clone(self), sandbox.clone(), seed))
+        Box::new(Episode::new(Arc::clone(self), sandbox.clone(), seed))
     }
 
     /// Plays the reference `solution`.

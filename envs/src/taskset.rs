@@ -13,11 +13,12 @@ use crate::seed::{self, Purpose};
 use crate::spec::SplitShares;
 use crate::task::{Split, Task, TaskError, TaskSpec};
 use crate::template::{Fields, RenderError};
+use crate::worlds::Kind;
 
 /// The rows of one or several task files, by split.
 ///
-/// A row's split depends on the content of its prompt alone (system, instruction and files), so rows that look the same to the agent
-/// never stand on two sides, whatever the seed, the number of rows or their order.
+/// A row's split depends on the content of its prompt alone (system, instruction, files and world), so rows that look the same to the
+/// agent never stand on two sides, whatever the seed, the number of rows or their order.
 #[derive(Clone, Debug)]
 pub struct TaskSet {
     /// Rows for training.
@@ -38,6 +39,19 @@ impl TaskSet {
     /// # Errors
     /// On an invalid file or overlapping splits.
     pub async fn load(paths: &[impl AsRef<Path>], sandbox: &Sandbox, seed: u64) -> Result<Self, TaskError> {
+        Self::load_with(paths, sandbox, seed, &[]).await
+    }
+
+    /// [`TaskSet::load`] with worlds written in Rust, which the files name as `environment: { custom: name }`.
+    ///
+    /// # Errors
+    /// As [`TaskSet::load`].
+    pub async fn load_with(
+        paths: &[impl AsRef<Path>],
+        sandbox: &Sandbox,
+        seed: u64,
+        kinds: &[Arc<dyn Kind>],
+    ) -> Result<Self, TaskError> {
         let mut hasher = blake3::Hasher::new();
         let mut set = Self {
             train: Vec::new(),
@@ -49,7 +63,7 @@ impl TaskSet {
         let mut homes: HashMap<blake3::Hash, Split> = HashMap::new();
         let mut names: Vec<String> = Vec::new();
         for path in paths.iter().map(AsRef::as_ref) {
-            let spec = Arc::new(TaskSpec::read(path)?);
+            let spec = Arc::new(TaskSpec::read(path, kinds)?);
             if names.contains(&spec.name) {
                 let message = format!(
                     "the name `{}` is that of another task file of this set",
@@ -114,6 +128,13 @@ impl TaskSet {
 /// The task of a row, and the hash of what the agent sees of it.
 fn build(spec: &Arc<TaskSpec>, row: Row) -> Result<(Task, blake3::Hash), RenderError> {
     let fields = Fields::of(&row.fields);
+    let world = match &spec.file.environment {
+        Some(environment) => {
+            environment.check(&fields)?;
+            Some(environment.of_row(&fields, &row.fields)?)
+        }
+        None => None,
+    };
     let instruction = spec.file.instruction.render(&fields)?;
     let system = spec
         .file
@@ -138,6 +159,9 @@ fn build(spec: &Arc<TaskSpec>, row: Row) -> Result<(Task, blake3::Hash), RenderE
     for (path, content) in task.workspace()? {
         part(path.as_bytes());
         part(&content);
+    }
+    if let Some(world) = world {
+        part(world.to_string().as_bytes());
     }
     let prompt = hasher.finalize();
     task.split = split_of(&prompt, spec.file.split);

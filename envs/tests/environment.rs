@@ -49,6 +49,17 @@ async fn state_and_files_survive_between_turns() {
             "error: `old` does not occur in out.txt",
         ),
         ("write_file", vec![("path", "a/b.txt"), ("content", "new")], "ok"),
+        (
+            "search_files",
+            vec![("pattern", "n.w|from|= \\d")],
+            "a/b.txt:1: new\nin/data.txt:1: n = 4\nout.txt:1: from python",
+        ),
+        ("search_files", vec![("pattern", "^w")], "(no match)"),
+        (
+            "search_files",
+            vec![("pattern", "[a-")],
+            "error: not a regular expression: unclosed character class",
+        ),
     ] {
         let result = env.step(&call(tool, &arguments)).await.unwrap();
         assert_eq!(contents(&result.observations), [expected], "{tool} {arguments:?}");
@@ -105,7 +116,7 @@ async fn mistakes_become_observations() {
         (Reply::default(), "error: no tool call and no answer"),
         (
             call("pyton", &[]),
-            "error: no tool `pyton`; tools: python, list_files, read_file, write_file, edit_file, submit",
+            "error: no tool `pyton`; tools: python, list_files, read_file, write_file, edit_file, search_files, submit",
         ),
         (call("python", &[]), "error: missing argument `code`"),
         (

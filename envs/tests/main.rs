@@ -9,6 +9,7 @@ mod rewards;
 mod rows;
 mod scripts;
 mod task_files;
+mod worlds;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};

@@ -49,6 +49,8 @@ pub(crate) struct Judge {
     pub answer: String,
     /// The episode's files, where a rule reads them.
     pub files: BTreeMap<String, Vec<u8>>,
+    /// Sum of the environment's own rewards.
+    pub earned: f64,
     fields: Fields,
 }
 
@@ -68,6 +70,7 @@ impl Judge {
             seed,
             answer,
             files,
+            earned: 0.0,
             fields,
         }
     }
@@ -163,6 +166,7 @@ fn evaluate<'a>(
             Rule::Json(rule) => json::score(answer, rule, &judge.fields)?,
             Rule::UnitTests(tests) => unit_tests::score(judge, tests, partial).await?,
             Rule::Python(checker) => checker::score(judge, checker).await?,
+            Rule::Environment(_) => judge.earned.clamp(0.0, 1.0),
             Rule::All(rules) => {
                 let mut worst = 1.0_f64;
                 for rule in rules {
@@ -209,6 +213,7 @@ impl Rule {
             Self::Format(_) => "format",
             Self::UnitTests(_) => "unit_tests",
             Self::Python(_) => "python",
+            Self::Environment(_) => "environment",
             Self::All(_) => "all",
             Self::Any(_) => "any",
             Self::Weighted(_) => "weighted",
@@ -222,6 +227,16 @@ impl Rule {
             Self::UnitTests(tests) => tests.file.is_some(),
             Self::All(rules) | Self::Any(rules) => rules.iter().any(Self::reads_files),
             Self::Weighted(parts) => parts.iter().any(|part| part.rule.reads_files()),
+            _ => false,
+        }
+    }
+
+    /// Whether the environment's own rewards matter.
+    pub(crate) fn reads_environment(&self) -> bool {
+        match self {
+            Self::Environment(_) => true,
+            Self::All(rules) | Self::Any(rules) => rules.iter().any(Self::reads_environment),
+            Self::Weighted(parts) => parts.iter().any(|part| part.rule.reads_environment()),
             _ => false,
         }
     }
@@ -241,7 +256,7 @@ impl Rule {
                         .map(|template| (template, false)),
                 );
             }
-            Self::Python(_) => {}
+            Self::Python(_) | Self::Environment(_) => {}
             Self::UnitTests(tests) => tests.templates(found),
             Self::All(rules) | Self::Any(rules) => rules.iter().for_each(|rule| rule.templates(found)),
             Self::Weighted(parts) => parts.iter().for_each(|part| part.rule.templates(found)),

@@ -1,8 +1,10 @@
 //! The task file, version 1, as it is written: wire types without behaviour, every range checked while reading.
 
 pub(crate) mod case;
+pub(crate) mod environment;
 mod range;
 mod rules;
+mod setting;
 mod unit_tests;
 
 use std::collections::BTreeMap;
@@ -13,10 +15,14 @@ use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
 pub use case::{Case, Demand, Expected};
+pub use environment::Environment;
 pub use range::{
-    ByteCount, Mebibytes, NonNegative, Probability, RowCount, Seconds, Share, TokenCount, Turns,
+    ByteCount, Finite, Mebibytes, NonNegative, Probability, RowCount, Seconds, Share, TokenCount, Turns,
 };
-pub use rules::{Checker, JsonRule, JsonType, Numeric, Pattern, Phrases, RewardSpec, Rule, Weighted};
+pub use rules::{
+    Checker, EnvironmentRule, JsonRule, JsonType, Numeric, Pattern, Phrases, RewardSpec, Rule, Weighted,
+};
+pub use setting::{Lines, Setting};
 pub use unit_tests::{CaseList, UnitTests};
 
 use crate::diagnostic::Place;
@@ -46,6 +52,9 @@ pub struct TaskFile {
     /// Tools of an episode.
     #[serde(default)]
     pub tools: Vec<ToolChoice>,
+    /// The world of an episode, with tools of its own. Default: none, the tools above are all there is.
+    #[serde(default)]
+    pub environment: Option<Environment>,
     /// Budgets.
     #[serde(default)]
     pub limits: Limits,
@@ -62,9 +71,9 @@ pub struct TaskFile {
     pub split: SplitShares,
     /// What is rewarded.
     pub reward: RewardSpec,
-    /// Reference script: must score 1.
+    /// Reference script: must score 1, or `min_reward` on average.
     #[serde(default)]
-    pub solution: Option<ScriptSource>,
+    pub solution: Option<Solution>,
     /// Script of the warm start, possibly imperfect; the `solution` where absent.
     #[serde(default)]
     pub demonstration: Option<ScriptSource>,
@@ -151,7 +160,7 @@ pub enum ToolChoice {
     Python,
     /// Runs the visible tests on a candidate; says `pass` or `fail`.
     RunTests(Box<UnitTests>),
-    /// `list_files`, `read_file`, `write_file` and `edit_file` in the episode directory.
+    /// `list_files`, `read_file`, `write_file`, `edit_file` and `search_files` in the episode directory.
     Files,
     /// Ends the episode and has it scored.
     Submit,
@@ -198,6 +207,18 @@ pub struct Stochastic {
     pub latency_ms: Option<Latency>,
     /// Chance that a letter or digit of an observation is replaced by another one. Default 0.
     pub observation_noise: Probability,
+    /// Chance that the end of an observation is lost. Default none.
+    pub truncation: Option<Truncation>,
+}
+
+/// The loss of an observation's end; what is cut is marked `...`.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Truncation {
+    /// Chance for each observation.
+    pub probability: Probability,
+    /// Bytes that are left, the mark included.
+    pub keep_bytes: ByteCount,
 }
 
 impl Default for Stochastic {
@@ -208,6 +229,7 @@ impl Default for Stochastic {
             failure_text: "busy".to_owned(),
             latency_ms: None,
             observation_noise: Probability::try_from(0.0).expect(valid),
+            truncation: None,
         }
     }
 }
@@ -327,6 +349,46 @@ impl TryFrom<RawData> for DataSource {
             (_, _, None, Some(_)) => Err("`count` belongs to `python`\nhint: remove `count`".to_owned()),
             _ => Err("data takes exactly one of `rows`, `jsonl` and `python`".to_owned()),
         }
+    }
+}
+
+/// The reference script.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(try_from = "RawSolution")]
+pub struct Solution {
+    /// The script.
+    pub script: ScriptSource,
+    /// Mean reward that it must reach over the rows of a task with chance in it; 1, the default, means every row.
+    pub min_reward: Probability,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RawSolution {
+    /// Fixed turns; a turn whose tool answered the failure text is repeated.
+    #[serde(default)]
+    turns: Option<Vec<TurnSource>>,
+    /// A generator function `solve(row, rng)` that yields turns and is sent observations.
+    #[serde(default)]
+    python: Option<String>,
+    /// Mean reward that it must reach over the rows of a task with chance in it. Default 1: every row is solved.
+    #[serde(default = "whole")]
+    min_reward: Probability,
+}
+
+fn whole() -> Probability {
+    Probability::try_from(1.0).expect("a default lies in its range")
+}
+
+impl TryFrom<RawSolution> for Solution {
+    type Error = String;
+
+    fn try_from(raw: RawSolution) -> Result<Self, String> {
+        let (turns, python) = (raw.turns, raw.python);
+        Ok(Self {
+            script: ScriptSource::try_from(RawScript { turns, python })?,
+            min_reward: raw.min_reward,
+        })
     }
 }
 

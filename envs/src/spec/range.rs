@@ -49,6 +49,10 @@ ranged!(
     NonNegative(f64, "f64"), "[0, inf)", |x| x >= 0.0 && x.is_finite()
 );
 ranged!(
+    /// A finite number.
+    Finite(f64, "f64"), "(-inf, inf)", f64::is_finite
+);
+ranged!(
     /// Seconds in (0, 600].
     Seconds(f64, "f64"), "(0, 600] seconds", |s| s > 0.0 && s <= 600.0
 );

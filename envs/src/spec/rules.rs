@@ -45,6 +45,8 @@ pub enum Rule {
     UnitTests(Box<UnitTests>),
     /// `def reward(row, answer, files)` returns a number in [0, 1].
     Python(Checker),
+    /// The environment's own return, clipped to [0, 1].
+    Environment(EnvironmentRule),
     /// The worst of these; stops at the first 0.
     All(Vec<Rule>),
     /// The best of these; stops at the first 1.
@@ -80,6 +82,9 @@ struct RawReward {
     /// `def reward(row, answer, files)` returns a number in [0, 1].
     #[serde(default)]
     python: Option<Checker>,
+    /// The environment's own return, clipped to [0, 1].
+    #[serde(default)]
+    environment: Option<EnvironmentRule>,
     /// The worst of these; stops at the first 0.
     #[serde(default)]
     all: Option<Vec<Rule>>,
@@ -113,6 +118,7 @@ impl TryFrom<RawReward> for RewardSpec {
             raw.format.map(Rule::Format),
             raw.unit_tests.map(Rule::UnitTests),
             raw.python.map(Rule::Python),
+            raw.environment.map(Rule::Environment),
             raw.all.map(Rule::All),
             raw.any.map(Rule::Any),
             raw.weighted.map(Rule::Weighted),
@@ -150,6 +156,11 @@ impl Rule {
         }
     }
 }
+
+/// The rule `environment: {}`; it has no settings.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EnvironmentRule {}
 
 /// A rule and its weight.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -1,4 +1,4 @@
-//! The `files` tools: list, read, write and edit. The directory lives in the sandbox's memory, where no path or link leads out.
+//! The `files` tools: list, read, write, edit and search. The directory lives in the sandbox's memory, where no path or link leads out.
 
 use std::collections::BTreeMap;
 
@@ -47,6 +47,50 @@ pub(crate) fn list(files: &Files) -> String {
     } else {
         lines.join("\n")
     }
+}
+
+/// Lines that a search returns at most.
+const MAX_HITS: usize = 100;
+
+/// `path:line: text` of every line that matches, by path and line.
+///
+/// # Errors
+/// With the reason for the agent.
+pub(crate) fn search(files: &Files, pattern: &str) -> Result<String, String> {
+    let pattern = regex::RegexBuilder::new(pattern)
+        .size_limit(1 << 20)
+        .build()
+        .map_err(|error| {
+            let text = error.to_string();
+            let last = text.lines().last().unwrap_or_default();
+            format!(
+                "not a regular expression: {}",
+                last.trim().trim_start_matches("error: ")
+            )
+        })?;
+    let mut hits = Vec::new();
+    for file in files.list() {
+        // What is not text has no lines.
+        let Ok(text) = read(files, &file.path) else {
+            continue;
+        };
+        for (above, line) in text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| pattern.is_match(line))
+        {
+            if hits.len() == MAX_HITS {
+                hits.push(format!("(more than {MAX_HITS} lines match)"));
+                return Ok(hits.join("\n"));
+            }
+            hits.push(format!("{}:{}: {line}", file.path, above + 1));
+        }
+    }
+    Ok(if hits.is_empty() {
+        "(no match)".to_owned()
+    } else {
+        hits.join("\n")
+    })
 }
 
 /// Every file with its content.

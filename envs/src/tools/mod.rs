@@ -2,6 +2,7 @@
 
 pub(crate) mod files;
 pub(crate) mod python;
+pub(crate) mod toolbox;
 pub(crate) mod workspace;
 
 use serde_json::{Map, Value, json};
@@ -24,6 +25,8 @@ pub(crate) enum Tool {
     WriteFile,
     /// `edit_file`.
     EditFile,
+    /// `search_files`.
+    SearchFiles,
     /// `submit`.
     Submit,
 }
@@ -34,7 +37,13 @@ impl Tool {
         match choice {
             ToolChoice::Python => vec![Self::Python],
             ToolChoice::RunTests(tests) => vec![Self::RunTests(tests.clone())],
-            ToolChoice::Files => vec![Self::ListFiles, Self::ReadFile, Self::WriteFile, Self::EditFile],
+            ToolChoice::Files => vec![
+                Self::ListFiles,
+                Self::ReadFile,
+                Self::WriteFile,
+                Self::EditFile,
+                Self::SearchFiles,
+            ],
             ToolChoice::Submit => vec![Self::Submit],
         }
     }
@@ -48,6 +57,7 @@ impl Tool {
             Self::ReadFile => "read_file",
             Self::WriteFile => "write_file",
             Self::EditFile => "edit_file",
+            Self::SearchFiles => "search_files",
             Self::Submit => "submit",
         }
     }
@@ -75,6 +85,10 @@ impl Tool {
             Self::EditFile => (
                 "Replaces the only occurrence of `old` in a file by `new`.",
                 required(&["path", "old", "new"]),
+            ),
+            Self::SearchFiles => (
+                "Finds a regular expression in the files; one `path:line: text` for each matching line.",
+                required(&["pattern"]),
             ),
             Self::Submit => (
                 "Ends the task and submits the answer.",
