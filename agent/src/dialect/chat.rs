@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::grammar::{Grammar, Said, tool_json};
 use super::template::Template;
-use super::{Renderer, Shot};
+use super::{DialectConfig, Renderer, Shot};
 use crate::model::{LoadedModel, ModelError};
 use crate::tokenizer::Tokenizer;
 
@@ -38,17 +38,17 @@ impl Chat {
     pub(super) fn new(
         model: &LoadedModel,
         grammar: Box<dyn Grammar>,
-        few_shot: Vec<Shot>,
+        config: &DialectConfig,
     ) -> Result<Self, ModelError> {
         let source = model.chat_template.as_deref().ok_or_else(|| {
             let hint = "hint: add chat_template.jinja, or mipu.json with {\"dialect\": \"compact\"} for byte-level models";
             ModelError::Template(format!("the model directory has no chat template\n{hint}"))
         })?;
         let mut chat = Self {
-            template: Template::new(source, &model.tokenizer_config)?,
+            template: Template::new(source, &model.tokenizer_config, config.template_options.clone())?,
             tokenizer: model.tokenizer.clone(),
             grammar,
-            few_shot,
+            few_shot: config.few_shot.clone(),
             stops: Vec::new(),
         };
         chat.stops.push(chat.end_of_turn()?);

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dialect::hermes::Hermes;
+use crate::dialect::llama3::Llama3;
 use crate::model::{ModelConfig, Weights};
 
 /// ChatML as many models have it: a newline behind the end of every turn, tool output as user turns.
@@ -64,7 +65,7 @@ fn hermes(template: &str) -> Chat {
 }
 
 fn chat(model: &LoadedModel) -> Result<Chat, ModelError> {
-    Chat::new(model, Box::new(Hermes), Vec::new())
+    Chat::new(model, Box::new(Hermes), &DialectConfig::default())
 }
 
 fn user(text: &str) -> Message {
@@ -331,57 +332,113 @@ fn real_templates_agree_with_transformers() {
     }
     for dir in named.split(':').filter(|dir| !dir.is_empty()) {
         let dir = std::path::Path::new(dir);
-        let read = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap();
-        let reference: Value = serde_json::from_str(&read("mipu-reference.json")).unwrap();
-        let config: Value = serde_json::from_str(&read("tokenizer_config.json")).unwrap();
-        let text = |key: &str| reference[key].as_str().unwrap().to_owned();
-        let ids = |key: &str| {
-            reference[key]
+        let json = |name: &str| {
+            std::fs::read_to_string(dir.join(name)).map(|t| serde_json::from_str::<Value>(&t).unwrap())
+        };
+        let reference = json("mipu-reference.json").unwrap();
+        let tokenizer_config = json("tokenizer_config.json").unwrap();
+        let jinja = std::fs::read_to_string(dir.join("chat_template.jinja")).ok();
+        let directory = LoadedModel {
+            tokenizer: Tokenizer::read(&dir.join("tokenizer.json")).unwrap(),
+            chat_template: jinja.or(tokenizer_config["chat_template"].as_str().map(str::to_owned)),
+            tokenizer_config,
+            generation_config: Value::Null,
+            ..model(CHATML)
+        };
+        let with = |options: &Value| {
+            let grammar: Box<dyn Grammar> = match reference["dialect"].as_str().unwrap() {
+                "llama3" => Box::new(Llama3),
+                _ => Box::new(Hermes),
+            };
+            let config = DialectConfig {
+                template_options: options.as_object().unwrap().clone(),
+                ..DialectConfig::default()
+            };
+            Chat::new(&directory, grammar, &config).unwrap()
+        };
+        let specs: Vec<ToolSpec> = reference["tools"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|t| &t["function"])
+            .map(|t| ToolSpec {
+                name: t["name"].as_str().unwrap().into(),
+                description: t["description"].as_str().unwrap().into(),
+                parameters: t["parameters"].clone(),
+            })
+            .collect();
+        let ids = |value: &Value| {
+            value
                 .as_array()
                 .unwrap()
                 .iter()
                 .map(|v| v.as_u64().unwrap() as u32)
                 .collect::<Vec<_>>()
         };
-        let h = chat(&LoadedModel {
-            tokenizer: Tokenizer::read(&dir.join("tokenizer.json")).unwrap(),
-            chat_template: config["chat_template"].as_str().map(str::to_owned),
-            tokenizer_config: config,
-            generation_config: Value::Null,
-            ..model(CHATML)
-        })
-        .unwrap();
-        let parameters =
-            json!({"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]});
-        let python = ToolSpec {
-            name: "python".into(),
-            description: "Runs <code> & prints.".into(),
-            parameters,
+        let cases = reference["cases"].as_array().unwrap();
+        assert!(cases.len() >= 8);
+        for case in cases {
+            let what = format!("{} {} {}", dir.display(), case["name"], case["options"]);
+            let h = with(&case["options"]);
+            let history: Vec<Message> = case["messages"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|m| {
+                    let content = m["content"].as_str().unwrap();
+                    match m["role"].as_str().unwrap() {
+                        "system" => Message::new(Role::System, content),
+                        "user" => Message::new(Role::User, content),
+                        "assistant" => Message::new(Role::Assistant, content),
+                        _ => Message::tool("python", content),
+                    }
+                })
+                .collect();
+            let tools = if case["tools"] == true {
+                specs.as_slice()
+            } else {
+                &[]
+            };
+            assert_eq!(
+                h.text(&history, tools).unwrap(),
+                case["text"].as_str().unwrap(),
+                "{what}"
+            );
+            assert_eq!(h.prompt(&history, tools).unwrap(), ids(&case["ids"]), "{what}");
+        }
+        // An episode: the ids only grow, and are those of the whole conversation.
+        let find = |name: &str| {
+            cases
+                .iter()
+                .rfind(|case| case["name"] == name && case["options"] == json!({}))
+                .unwrap()
         };
-        let tools = if reference["tools"] == true {
-            vec![python]
+        let (prompt, full) = (find("system"), find("call"));
+        let tools = if full["tools"] == true {
+            specs.as_slice()
         } else {
-            Vec::new()
+            &[]
         };
-        let mut history = vec![Message::new(Role::System, "Be brief."), user("1+1? é 漢字  x")];
-        assert_eq!(
-            h.text(&history, &tools).unwrap(),
-            text("prompt"),
-            "{}",
-            dir.display()
-        );
-        let mut all = h.prompt(&history, &tools).unwrap();
-        assert_eq!(all, ids("prompt_ids"));
-        let turn = [ids("turn_ids"), vec![h.stop_ids()[0]]].concat();
+        let h = with(&json!({}));
+        let mut history = vec![
+            Message::new(Role::System, "Be brief."),
+            user(prompt["messages"][1]["content"].as_str().unwrap()),
+        ];
+        let mut all = h.prompt(&history, tools).unwrap();
+        assert_eq!(all, ids(&prompt["ids"]));
+        let turn = [ids(&reference["turn_ids"]), vec![h.stop_ids()[0]]].concat();
         history.push(sampled(&h, &turn));
         all.extend(&turn);
-        let observations = [Message::tool("python", "2"), Message::tool("python", "3\n")];
-        all.extend(h.observation(&history, &tools, &turn, &observations).unwrap());
-        assert_eq!(h.decode(&all), text("full"));
-        assert_eq!(all, ids("full_ids"));
+        all.extend(
+            h.observation(&history, tools, &turn, &[Message::tool("python", "2")])
+                .unwrap(),
+        );
+        assert_eq!(h.decode(&all), full["text"].as_str().unwrap());
+        assert_eq!(all, ids(&full["ids"]));
         assert_eq!(
-            h.parse(&turn, false, &tools).tool_calls[0].arguments["code"],
+            h.parse(&turn, false, tools).tool_calls[0].arguments["code"],
             "print(1+1)"
         );
+        println!("{}: {} conversations agree", dir.display(), cases.len());
     }
 }

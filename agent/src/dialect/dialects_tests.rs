@@ -11,6 +11,7 @@ fn with(dialect: &str, few_shot: Vec<Shot>) -> Result<Arc<dyn Renderer>, ModelEr
     let config = DialectConfig {
         dialect: Some(dialect.to_owned()),
         few_shot,
+        ..DialectConfig::default()
     };
     renderer_with(&model(CHATML), &config)
 }

@@ -76,6 +76,8 @@ pub struct DialectConfig {
     pub dialect: Option<String>,
     /// Examples that stand before an episode's own messages, in whatever dialect is used. Default: none.
     pub few_shot: Vec<Shot>,
+    /// More variables of the chat template, such as `enable_thinking: false`. Default: none.
+    pub template_options: serde_json::Map<String, serde_json::Value>,
 }
 
 /// A message of a few-shot example.
@@ -129,11 +131,7 @@ pub fn renderer_with(model: &LoadedModel, config: &DialectConfig) -> Result<Arc<
             )));
         }
     };
-    Ok(Arc::new(chat::Chat::new(
-        model,
-        grammar,
-        config.few_shot.clone(),
-    )?))
+    Ok(Arc::new(chat::Chat::new(model, grammar, config)?))
 }
 
 #[cfg(test)]

@@ -28,13 +28,19 @@ pub(super) struct Template {
     environment: Environment<'static>,
     /// `bos_token`, `eos_token`, .. by role.
     special: serde_json::Map<String, Value>,
+    /// More variables.
+    options: serde_json::Map<String, Value>,
     /// The source mentions `tools`.
     pub(super) takes_tools: bool,
 }
 
 impl Template {
-    /// Compiles `source`; `config` is a `tokenizer_config.json`.
-    pub(super) fn new(source: &str, config: &Value) -> Result<Self, ModelError> {
+    /// Compiles `source`; `config` is a `tokenizer_config.json`, `options` are more variables of the template.
+    pub(super) fn new(
+        source: &str,
+        config: &Value,
+        options: serde_json::Map<String, Value>,
+    ) -> Result<Self, ModelError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
@@ -44,6 +50,10 @@ impl Template {
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_unknown_method_callback(unknown_method_callback);
         environment.add_filter("tojson", to_json);
+        // In Jinja2 a string is iterable; Llama's templates quote results by it.
+        environment.add_test("iterable", |value: &Jinja| {
+            value.as_str().is_some() || value.try_iter().is_ok()
+        });
         environment.add_function(
             "raise_exception",
             |message: String| -> Result<String, minijinja::Error> {
@@ -74,6 +84,7 @@ impl Template {
         Ok(Self {
             environment,
             special,
+            options,
             takes_tools: source.contains("tools"),
         })
     }
@@ -91,7 +102,9 @@ impl Template {
             messages => messages.iter().map(from_json).collect::<Vec<_>>(),
             tools => from_json(tools),
             add_generation_prompt => generate,
-            ..Jinja::from_pairs(self.special.iter().map(|(k, v)| (k.as_str(), from_json(v))))
+            ..Jinja::from_pairs(
+                self.special.iter().chain(&self.options).map(|(k, v)| (k.as_str(), from_json(v))),
+            )
         };
         template.render(variables).map_err(refused)
     }
@@ -177,7 +190,7 @@ mod tests {
 
     fn render(source: &str, messages: Value) -> Result<String, String> {
         let config = json!({"eos_token": {"content": "<e>"}, "bos_token": "<b>"});
-        let template = Template::new(source, &config).map_err(|e| e.to_string())?;
+        let template = Template::new(source, &config, serde_json::Map::new()).map_err(|e| e.to_string())?;
         template
             .render(messages.as_array().unwrap(), &Value::Null, true)
             .map_err(|e| e.to_string())
