@@ -28,13 +28,14 @@ fn decode(c: &mut Criterion) {
                         let turns = (0..batch).map(|_| {
                             episode += 1;
                             let (engine, id) = (engine.clone(), episode);
-                            let sampling = Sampling { temperature: 1.0 };
+                            let sampling = Sampling::at(1.0);
                             let context = vec![257, 49 + (id % 9) as u32, 43, 50, 63];
                             let turn = TurnRequest {
                                 episode: id,
                                 context,
                                 max_tokens: TOKENS,
                                 sampling,
+                                stop: mipu_agent::Stop::default(),
                                 seed: id,
                             };
                             tokio::spawn(async move {

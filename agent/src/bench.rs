@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::engine::{Engine, EngineConfig};
 use crate::model::Weights;
-use crate::policy::{Policy, PolicyError, Sampling, TurnRequest};
+use crate::policy::{Policy, PolicyError, Sampling, Stop, TurnRequest};
 use crate::quant::Isa;
 
 /// Times each figure is taken; the median is reported.
@@ -85,12 +85,13 @@ pub async fn sampler(
     let mut fresh = 0;
     let mut turn = |len: usize, max_tokens: usize| {
         fresh += 1;
-        let sampling = Sampling { temperature: 1.0 };
+        let sampling = Sampling::at(1.0);
         TurnRequest {
             episode: fresh as u64,
             context: ids(len, fresh),
             max_tokens,
             sampling,
+            stop: Stop::default(),
             seed: fresh as u64,
         }
     };

@@ -6,8 +6,8 @@
 //! Invariants: an episode's ids only grow, and what was sampled is never decoded and encoded again. The arrays of [`Tokens`]
 //! cannot disagree. Every draw is a function of `(seed, task, sample, turn)`, and no bit depends on concurrency, batch or threads.
 //!
-//! Deliberately absent: gradients, and sampling that cuts the support (top-p, top-k), whose log-probs would not be those of the
-//! trainer's distribution.
+//! Deliberately absent: gradients. Sampling that cuts the support (top-k, top-p, min-p) is for evaluation: the trainer's
+//! distribution has the full support, so ratios to filtered log-probs would be biased.
 
 pub mod bench;
 pub mod dialect;
@@ -20,9 +20,10 @@ mod simd;
 pub mod tokenizer;
 pub mod trajectory;
 
-pub use dialect::{Renderer, renderer};
+pub use dialect::{DialectConfig, Renderer, Shot, renderer, renderer_with};
 pub use engine::{Engine, EngineConfig, EngineStats, Precision};
 pub use model::{LoadedModel, ModelConfig, ModelError, ModelInfo, Weights};
-pub use policy::{Policy, PolicyError, SampledTurn, Sampling, TurnRequest};
+pub use policy::{Policy, PolicyError, SampledTurn, Sampling, Stop, TurnRequest};
+pub use quant::Rounding;
 pub use rollout::{RolloutConfig, RolloutContext, rollout_groups};
 pub use trajectory::{Group, PROMPT_TURN, Tokens, Trajectory};

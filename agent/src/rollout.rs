@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::dialect::Renderer;
-use crate::policy::{Policy, PolicyError, Sampling, TurnRequest};
+use crate::policy::{Policy, PolicyError, Sampling, Stop, TurnRequest};
 use crate::trajectory::{Group, PROMPT_TURN, Tokens, Trajectory};
 
 /// How a batch of groups is sampled.
@@ -20,7 +20,7 @@ use crate::trajectory::{Group, PROMPT_TURN, Tokens, Trajectory};
 pub struct RolloutConfig {
     /// Episodes per group.
     pub group_size: usize,
-    /// Temperature.
+    /// Temperature and filters. A trainer's ratios need the full support.
     pub sampling: Sampling,
     /// Token budget of one turn.
     pub max_turn_tokens: usize,
@@ -237,6 +237,12 @@ async fn play(
         latency_ms: 0.0,
     };
     let tools = env.tools().to_vec();
+    let decoder = players.renderer.clone();
+    let stop = Stop {
+        ids: Vec::new(),
+        strings: renderer.stop_strings(&tools),
+        decode: Some(Arc::new(move |ids| decoder.decode(ids))),
+    };
     let prompt = renderer.prompt(&record.messages, &tools).map_err(refused)?;
     if prompt.len() >= limit {
         // No token could be sampled, so the episode has no place in a mean over tokens.
@@ -254,6 +260,7 @@ async fn play(
             context: record.tokens.ids().to_vec(),
             max_tokens: config.max_turn_tokens.min(limit - record.tokens.len()),
             sampling: config.sampling,
+            stop: stop.clone(),
             seed: derive(seed, Purpose::Sampling, &[u64::from(turn)]),
         });
         let sampled = sampled.await?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mipu_agent::{EngineConfig, Policy, Precision, SampledTurn, Sampling, TurnRequest};
+use mipu_agent::{EngineConfig, Policy, Precision, Rounding, SampledTurn, Sampling, Stop, TurnRequest};
 use proptest::prelude::*;
 
 use crate::support::{bits, block_on, engine, model, once, request};
@@ -224,10 +224,18 @@ fn impossible_requests_are_told_why() {
             3,
         );
         let mut hot = request(1, &[257], 4, 0);
-        hot.sampling = Sampling {
-            temperature: f32::NAN,
+        hot.sampling = Sampling::at(f32::NAN);
+        let filtered = |edit: fn(&mut Sampling)| {
+            let mut request = request(1, &[257], 4, 0);
+            edit(&mut request.sampling);
+            request
         };
         for (request, expected) in [
+            (filtered(|s| s.top_p = 0.0), "the top_p must lie in (0, 1]; got 0"),
+            (
+                filtered(|s| s.min_p = 1.5),
+                "the min_p must lie in [0, 1]; got 1.5",
+            ),
             (request(1, &[], 4, 0), "context is empty"),
             (
                 request(1, &[257, 272], 4, 0),
@@ -331,4 +339,116 @@ fn a_quick_start_rollout_is_fast() {
             "an order of magnitude above an idle machine's: {elapsed:?}"
         );
     });
+}
+
+/// A stop text ends a turn at the token that completes it, wherever the tokens are cut; a stop id of the request's own too.
+#[test]
+fn a_turn_ends_behind_its_stop_text_or_id() {
+    block_on(async {
+        let engine = engine(config(), 3);
+        let mut seed = 0;
+        let (free, at) = loop {
+            let free = once(&engine, request(1, &prompt("1+1?"), 60, seed)).await;
+            // Two bytes it wrote, not at its very start.
+            let pair = |w: &[u32]| w[0] < 256 && w[1] < 256 && w[0] != w[1];
+            match free.ids.windows(2).skip(3).position(pair) {
+                Some(at)
+                    if !free.ids[..at + 3]
+                        .windows(2)
+                        .any(|w| w == &free.ids[at + 3..at + 5]) =>
+                {
+                    break (free, at + 3);
+                }
+                _ => seed += 1,
+            }
+        };
+        let text: String = free.ids[at..at + 2]
+            .iter()
+            .map(|id| char::from(*id as u8))
+            .collect();
+        let decode = |ids: &[u32]| ids.iter().map(|id| char::from(*id as u8)).collect::<String>();
+        let mut stopped = request(1, &prompt("1+1?"), 60, seed);
+        stopped.stop = Stop {
+            ids: vec![],
+            strings: vec!["never".to_owned(), text],
+            decode: Some(Arc::new(decode)),
+        };
+        let turn = once(&engine, stopped.clone()).await;
+        assert_eq!((&turn.ids[..], turn.truncated), (&free.ids[..at + 2], false));
+        assert_eq!(bits(&turn.logprobs), bits(&free.logprobs[..at + 2]));
+        stopped.stop = Stop {
+            ids: vec![free.ids[at]],
+            ..Stop::default()
+        };
+        let first = free.ids.iter().position(|id| *id == free.ids[at]).unwrap();
+        let turn = once(&engine, stopped).await;
+        assert_eq!((&turn.ids[..], turn.truncated), (&free.ids[..=first], false));
+    });
+}
+
+/// Ratios to filtered log-probs are biased by the mass that was cut; both are recorded, so that it can be told.
+#[test]
+fn filtered_turns_carry_both_logprobs() {
+    block_on(async {
+        let engine = engine(config(), 3);
+        let mut cut = request(1, &prompt("1+1?"), 30, 5);
+        assert!(cut.sampling.full_support());
+        let free = once(&engine, cut.clone()).await;
+        assert_eq!(bits(&free.logprobs), bits(&free.unfiltered_logprobs));
+        cut.sampling.top_k = 4;
+        assert!(!cut.sampling.full_support());
+        let turn = once(&engine, cut.clone()).await;
+        let all = Arc::new([cut.context, turn.ids.clone()].concat());
+        let scored = engine.score(all.clone(), 1.0).await.unwrap();
+        let own = &scored[all.len() - 1 - turn.ids.len()..];
+        assert_eq!(bits(own), bits(&turn.unfiltered_logprobs));
+        assert!(turn.logprobs.iter().zip(own).all(|(kept, all)| kept > all));
+        assert!(turn.logprobs.iter().all(|l| *l > -6.0), "four ids share the mass");
+    });
+}
+
+/// Coarser formats move log-probs further; `fp8_channel` is `weights: fp8` up to the order of one multiplication.
+#[test]
+fn rounded_weights_are_rungs_between_f32_and_int4() {
+    block_on(async {
+        let ids: Arc<Vec<u32>> = Arc::new(prompt(&"12+30?7*8".repeat(10)));
+        let score = async |weights, weight_rounding| {
+            let config = EngineConfig {
+                weights,
+                weight_rounding,
+                threads: 1,
+                ..EngineConfig::f32()
+            };
+            engine(config, 3).score(ids.clone(), 1.0).await.unwrap()
+        };
+        let distance = |a: &[f32], b: &[f32]| {
+            a.iter()
+                .zip(b)
+                .map(|(a, b)| f64::from((a - b).abs()))
+                .sum::<f64>()
+                / a.len() as f64
+        };
+        let exact = score(Precision::F32, Rounding::None).await;
+        let mut moved = std::collections::HashMap::new();
+        for rounding in Rounding::ALL {
+            let got = score(Precision::F32, rounding).await;
+            moved.insert(format!("{rounding:?}"), distance(&got, &exact));
+            if rounding == Rounding::Fp8Channel {
+                let native = score(Precision::Fp8, Rounding::None).await;
+                assert!(distance(&got, &native) < 1e-5);
+            }
+        }
+        println!("{moved:?}");
+        assert!(moved["None"] == 0.0 && moved["Int8"] > 1e-4);
+        assert!(moved["Int8"] < moved["Fp8Channel"] && moved["Fp8Channel"] < moved["Int4"]);
+        assert!(moved["Fp8Tensor"] > 1e-3 && moved["Fp8BlockUe8m0"] > 1e-3);
+    });
+    let config = EngineConfig {
+        weight_rounding: Rounding::Int8,
+        ..EngineConfig::default()
+    };
+    let error = mipu_agent::Engine::start(config, model(3).weights, 0, vec![])
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains("needs `weights: f32`"), "{error}");
 }

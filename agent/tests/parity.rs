@@ -89,7 +89,7 @@ fn logprobs_divided_by_temperature_after_the_fact() {
     let (weights, ids, expected) = family("qwen3");
     let engine = Engine::start(EngineConfig::f32(), weights, 0, vec![]).unwrap();
     let mut request = request(1, &ids[..20], 1, 0);
-    request.sampling = Sampling { temperature: 0.7 };
+    request.sampling = Sampling::at(0.7);
     let golden = floats(&expected["logprobs_0.7"])[19];
     // Draw until the golden's own token comes up.
     let found = block_on(async {
@@ -105,7 +105,7 @@ fn logprobs_divided_by_temperature_after_the_fact() {
     let found = found.expect("the token is likely enough");
     assert!((found - golden).abs() < 5e-5, "{found} {golden}");
     let greedy = block_on(async {
-        request.sampling = Sampling { temperature: 0.0 };
+        request.sampling = Sampling::at(0.0);
         engine.sample(request).await.unwrap()
     });
     let all = Arc::new([&ids[..20], &greedy.ids].concat());

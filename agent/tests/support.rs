@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mipu_agent::rollout::{GroupStart, Players};
 use mipu_agent::{
-    Engine, EngineConfig, LoadedModel, ModelConfig, Policy, RolloutConfig, SampledTurn, Sampling,
+    Engine, EngineConfig, LoadedModel, ModelConfig, Policy, RolloutConfig, SampledTurn, Sampling, Stop,
     TurnRequest, renderer,
 };
 use mipu_envs::{Env, Message, Reply, Role, StepResult, StopReason, ToolSpec, Unscored};
@@ -39,7 +39,8 @@ pub(crate) fn request(episode: u64, context: &[u32], max_tokens: usize, seed: u6
         episode,
         context: context.to_vec(),
         max_tokens,
-        sampling: Sampling { temperature: 1.0 },
+        sampling: Sampling::at(1.0),
+        stop: Stop::default(),
         seed,
     }
 }
@@ -174,7 +175,7 @@ pub(crate) fn players(policy: impl Policy + 'static) -> Players {
 pub(crate) fn rollout_config() -> RolloutConfig {
     RolloutConfig {
         group_size: 4,
-        sampling: Sampling { temperature: 1.0 },
+        sampling: Sampling::at(1.0),
         max_turn_tokens: 24,
         max_context: 160,
         concurrency: 8,

@@ -103,9 +103,7 @@ pub(crate) async fn stage(args: &Sampled) -> anyhow::Result<Stage> {
     };
     let rollout = RolloutConfig {
         group_size: args.samples,
-        sampling: Sampling {
-            temperature: args.temperature,
-        },
+        sampling: Sampling::at(args.temperature),
         max_turn_tokens: args.max_turn_tokens,
         max_context: model.weights.config.max_position_embeddings,
         concurrency: 64,

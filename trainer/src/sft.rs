@@ -271,9 +271,7 @@ pub async fn sft(
     };
     let plan = RolloutConfig {
         group_size: config.eval.samples.get(),
-        sampling: Sampling {
-            temperature: config.eval.temperature.get(),
-        },
+        sampling: Sampling::at(config.eval.temperature.get()),
         max_turn_tokens: context,
         max_context: context,
         concurrency: 64,

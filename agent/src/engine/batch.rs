@@ -20,7 +20,7 @@ const SMALL_MODEL: usize = 4 << 20;
 /// What one batch gave a job: drawn or scored ids with their log-probs.
 struct Ran {
     job: usize,
-    out: Vec<(u32, f32)>,
+    out: Vec<(u32, [f32; 2])>,
     broken: bool,
 }
 
@@ -60,7 +60,7 @@ impl Worker {
         let mut prefill = PREFILL_ROWS;
         let mut counts = vec![0; self.jobs.len()];
         for (index, count) in counts.iter_mut().enumerate() {
-            if prefill == 0 && self.jobs[index].fresh {
+            if self.jobs[index].waiting || (prefill == 0 && self.jobs[index].fresh) {
                 continue;
             }
             if !self.adopt_prefix(index) {
@@ -86,7 +86,9 @@ impl Worker {
             if matches!(job.kind, Kind::Turn { .. }) {
                 job.ids.extend(out.iter().map(|drawn| drawn.0));
             }
-            job.logprobs.extend(out.iter().map(|drawn| drawn.1));
+            job.logprobs.extend(out.iter().map(|(_, logprobs)| logprobs[0]));
+            job.unfiltered_logprobs
+                .extend(out.iter().map(|(_, logprobs)| logprobs[1]));
             job.broken |= broken;
         }
         self.finish();
@@ -110,7 +112,7 @@ impl Worker {
                     }
                 }
                 Kind::Turn { request, rng, .. } if start + count == job.ids.len() => Want::Draw {
-                    temperature: request.sampling.temperature,
+                    sampling: request.sampling,
                     rng,
                 },
                 Kind::Turn { .. } => Want::Nothing,

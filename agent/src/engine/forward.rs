@@ -4,6 +4,7 @@
 //! nothing of other rows except their episode's cache. So a row's bits do not depend on the batch, and rows may be split among
 //! threads in any way.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
@@ -16,6 +17,7 @@ use super::math;
 use super::sampling::Distribution;
 use super::{EngineConfig, Precision};
 use crate::model::{ModelConfig, Weights};
+use crate::policy::Sampling;
 use crate::quant::{Linear, Team, fake_quantise};
 
 /// Rows whose logits are held at once.
@@ -55,7 +57,7 @@ pub(crate) enum Want<'a> {
     Nothing,
     /// Draw the next token after the last one.
     Draw {
-        temperature: f32,
+        sampling: Sampling,
         rng: &'a mut ChaCha8Rng,
     },
     /// Log-probs of the given next tokens, from the first token on.
@@ -67,8 +69,8 @@ pub(crate) struct Work<'a> {
     pub(crate) cache: &'a mut KvCache,
     pub(crate) tokens: &'a [u32],
     pub(crate) want: Want<'a>,
-    /// Drawn or scored ids with their log-probs.
-    pub(crate) out: Vec<(u32, f32)>,
+    /// Drawn or scored ids with their log-probs, after and before filters.
+    pub(crate) out: Vec<(u32, [f32; 2])>,
     /// A logit was not finite.
     pub(crate) broken: bool,
 }
@@ -118,7 +120,12 @@ impl Packed {
         let layers = (0..config.num_hidden_layers).into_par_iter().map(|l| {
             let get = |name: &str| weights.values(&format!("model.layers.{l}.{name}"));
             let pack = |names: &[&str], inputs| {
-                let matrices: Vec<&[f32]> = names.iter().map(|name| get(name)).collect();
+                let round = |name: &&str| match engine.weight_rounding.apply(get(name), inputs) {
+                    Some(rounded) => Cow::Owned(rounded),
+                    None => Cow::Borrowed(get(name)),
+                };
+                let matrices: Vec<Cow<'_, [f32]>> = names.iter().map(round).collect();
+                let matrices: Vec<&[f32]> = matrices.iter().map(Cow::as_ref).collect();
                 Linear::pack(&matrices, inputs, engine.weights)
             };
             let norm_of = |on: bool, name: &str| if on { get(name).to_vec() } else { Vec::new() };
@@ -389,9 +396,12 @@ impl Packed {
                 let work = &mut works[i];
                 let id = match &mut work.want {
                     Want::Nothing => continue,
-                    Want::Draw { temperature, rng } => {
-                        work.broken |= !distribution.set(logits, *temperature);
-                        if *temperature > 0.0 {
+                    Want::Draw { sampling, rng } => {
+                        work.broken |= !distribution.set(logits, sampling.temperature);
+                        if sampling.temperature > 0.0 {
+                            if !work.broken {
+                                distribution.filter(sampling);
+                            }
                             distribution.draw(rng)
                         } else {
                             distribution.argmax()
@@ -402,7 +412,8 @@ impl Packed {
                         targets[target]
                     }
                 };
-                work.out.push((id, distribution.logprob(id)));
+                let logprobs = [distribution.logprob(id), distribution.unfiltered_logprob(id)];
+                work.out.push((id, logprobs));
             }
         }
     }

@@ -123,6 +123,13 @@ impl KvCache {
         }
     }
 
+    /// Pages it takes to come to `len` ids, one for a shared page that is written to included.
+    pub(crate) fn growth(&self, len: usize) -> usize {
+        let shared = !self.ids.len().is_multiple_of(PAGE)
+            && self.pages.last().is_some_and(|page| Arc::strong_count(page) > 1);
+        len.div_ceil(PAGE).saturating_sub(self.pages.len()) + usize::from(shared)
+    }
+
     /// Forgets all but the first `len` ids.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.ids.truncate(len);

@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::model::{ModelConfig, Weights};
 use crate::policy::{Policy, PolicyError, SampledTurn, TurnRequest};
+use crate::quant::Rounding;
 use worker::{Command, Worker};
 
 /// Number format of a set of values.
@@ -62,9 +63,11 @@ pub struct EngineConfig {
     pub kv_cache: Precision,
     /// Head, and its input. Default f32.
     pub lm_head: Precision,
+    /// Round linear weights to this format first and keep them as f32; needs `weights: f32`. Default none.
+    pub weight_rounding: Rounding,
     /// Threads of the engine; 0 is every core.
     pub threads: usize,
-    /// Most tokens kept in KV caches.
+    /// Most tokens kept in KV caches, in pages of 32. Requests that do not fit wait; one that can never fit is refused.
     pub max_cached_tokens: usize,
     /// Compute an equal prefix of several episodes once. It changes no result. Default true.
     pub share_prefixes: bool,
@@ -77,6 +80,7 @@ impl Default for EngineConfig {
             activations: Precision::Fp8,
             kv_cache: Precision::Fp8,
             lm_head: Precision::F32,
+            weight_rounding: Rounding::None,
             threads: 0,
             max_cached_tokens: 1 << 20,
             share_prefixes: true,
@@ -128,8 +132,10 @@ pub struct EngineStats {
     pub computed_tokens: u64,
     /// Context tokens whose keys and values were taken from another episode's cache.
     pub shared_tokens: u64,
-    /// Caches dropped to keep the bound.
+    /// Caches nobody ran on that were dropped to keep the bound.
     pub evictions: u64,
+    /// Caches of running requests that were dropped for older ones to go on, and computed again later.
+    pub preemptions: u64,
     /// Tokens the caches have room for now, in whole pages.
     pub cached_tokens: usize,
 }
@@ -155,6 +161,12 @@ impl Engine {
         weights
             .check()
             .map_err(|e| PolicyError(format!("the weights are refused: {e}")))?;
+        if config.weight_rounding != Rounding::None && config.weights != Precision::F32 {
+            let got = config.weights;
+            return Err(PolicyError(format!(
+                "`weight_rounding` needs `weights: f32`, which holds the rounded values; got {got:?}"
+            )));
+        }
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(config.thread_count())
             .thread_name(|i| format!("mipu-engine-{i}"))

@@ -4,20 +4,26 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use super::math;
+use crate::policy::Sampling;
 use crate::simd::wide;
 
 /// Terms summed in f32 before they go into the f64 total.
 const BLOCK: usize = 64;
 
-/// `softmax(logits / T)`, unnormalised, with its normaliser. Temperature 0 means greedy, with log-probs of temperature 1.
+/// `softmax(logits / T)`, unnormalised, with its normaliser, and what filters leave of it. Temperature 0 means greedy, with
+/// log-probs of temperature 1.
 pub(crate) struct Distribution {
     /// `logit / T - max`.
     scaled: Vec<f32>,
-    /// `e^scaled`.
+    /// `e^scaled`, 0 for what was filtered out.
     weights: Vec<f32>,
     /// Sums of 64 weights.
     blocks: Vec<f32>,
     total: f64,
+    /// Of every weight, before filters.
+    unfiltered: f64,
+    /// Scratch.
+    order: Vec<u32>,
 }
 
 impl Distribution {
@@ -27,6 +33,8 @@ impl Distribution {
             weights: Vec::new(),
             blocks: Vec::new(),
             total: 0.0,
+            unfiltered: 0.0,
+            order: Vec::new(),
         }
     }
 
@@ -44,10 +52,61 @@ impl Distribution {
             &mut self.blocks,
         );
         self.total = self.blocks.iter().map(|b| f64::from(*b)).sum();
+        self.unfiltered = self.total;
         self.total.is_finite()
     }
 
-    /// Natural log-probability of `id`.
+    /// Takes the ids out of the support that `top_k`, then `top_p`, then `min_p` cut off. At least the most likely id stays.
+    pub(crate) fn filter(&mut self, sampling: &Sampling) {
+        if sampling.full_support() || sampling.temperature <= 0.0 {
+            return;
+        }
+        let n = self.weights.len();
+        let weights = &self.weights;
+        let weight = |id: u32| weights[id as usize];
+        // The most likely first, of equals the smaller id.
+        let before = |a: &u32, b: &u32| weight(*b).total_cmp(&weight(*a)).then(a.cmp(b));
+        self.order.clear();
+        self.order.extend(0..n as u32);
+        if sampling.top_k > 0 && sampling.top_k < n {
+            self.order.select_nth_unstable_by(sampling.top_k - 1, before);
+            self.order.truncate(sampling.top_k);
+        }
+        self.order.sort_unstable_by(before);
+        if sampling.top_p < 1.0 {
+            let total: f64 = self.order.iter().map(|id| f64::from(weight(*id))).sum();
+            let goal = f64::from(sampling.top_p) * total;
+            let mut mass = 0.0;
+            let reached = self.order.iter().position(|id| {
+                mass += f64::from(weight(*id));
+                mass >= goal
+            });
+            self.order.truncate(reached.map_or(n, |at| at + 1));
+        }
+        if sampling.min_p > 0.0 {
+            let least = sampling.min_p * self.order.first().map_or(0.0, |id| weight(*id));
+            let count = self.order.iter().take_while(|id| weight(**id) >= least).count();
+            self.order.truncate(count.max(1));
+        }
+        self.order.sort_unstable();
+        let mut kept = self.order.iter().peekable();
+        for (id, weight) in self.weights.iter_mut().enumerate() {
+            if kept.next_if(|next| **next as usize == id).is_none() {
+                *weight = 0.0;
+            }
+        }
+        for (block, weights) in self.blocks.iter_mut().zip(self.weights.chunks(BLOCK)) {
+            *block = math::sum(weights, |w| w);
+        }
+        self.total = self.blocks.iter().map(|b| f64::from(*b)).sum();
+    }
+
+    /// Natural log-probability of `id` before filters.
+    pub(crate) fn unfiltered_logprob(&self, id: u32) -> f32 {
+        (f64::from(self.scaled[id as usize]) - self.unfiltered.ln()) as f32
+    }
+
+    /// Natural log-probability of `id`, which the filters left.
     pub(crate) fn logprob(&self, id: u32) -> f32 {
         (f64::from(self.scaled[id as usize]) - self.total.ln()) as f32
     }
@@ -176,5 +235,49 @@ mod tests {
         assert!(!d.set(&logits, 1.0));
         logits[3] = f32::INFINITY;
         assert!(!d.set(&logits, 1.0));
+    }
+
+    /// Which ids stay, and both log-probs of each, against transformers (`golden/make_sampling.py`).
+    #[test]
+    fn filters_are_those_of_transformers() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/sampling.json");
+        let cases: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let cases = cases.as_array().unwrap();
+        assert!(cases.len() >= 27);
+        for case in cases {
+            let numbers = |key: &str| case[key].as_array().unwrap().iter();
+            let logits: Vec<f32> = numbers("logits")
+                .map(|bits| f32::from_bits(bits.as_u64().unwrap() as u32))
+                .collect();
+            let number = |key: &str| case[key].as_f64().unwrap() as f32;
+            let sampling = Sampling {
+                temperature: number("temperature"),
+                top_k: case["top_k"].as_u64().unwrap() as usize,
+                top_p: number("top_p"),
+                min_p: number("min_p"),
+            };
+            let mut d = Distribution::new();
+            assert!(d.set(&logits, sampling.temperature));
+            d.filter(&sampling);
+            let kept: Vec<u64> = (0..logits.len())
+                .filter(|i| d.weights[*i] > 0.0)
+                .map(|i| i as u64)
+                .collect();
+            let want: Vec<u64> = numbers("kept").map(|id| id.as_u64().unwrap()).collect();
+            assert_eq!(kept, want, "{sampling:?}");
+            let mut rng = ChaCha8Rng::seed_from_u64(9);
+            assert!((0..200).all(|_| kept.contains(&u64::from(d.draw(&mut rng)))));
+            let logprobs = numbers("logprobs").zip(numbers("unfiltered"));
+            for (id, (filtered, unfiltered)) in kept.iter().zip(logprobs) {
+                let close = |got: f32, want: &serde_json::Value| {
+                    (f64::from(got) - want.as_f64().unwrap()).abs() < 1e-5
+                };
+                assert!(close(d.logprob(*id as u32), filtered), "{sampling:?} {id}");
+                assert!(
+                    close(d.unfiltered_logprob(*id as u32), unfiltered),
+                    "{sampling:?} {id}"
+                );
+            }
+        }
     }
 }

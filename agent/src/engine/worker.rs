@@ -35,8 +35,11 @@ pub(super) struct Job {
     pub(super) ids: Vec<u32>,
     pub(super) cache: KvCache,
     pub(super) logprobs: Vec<f32>,
+    pub(super) unfiltered_logprobs: Vec<f32>,
     /// Most ids it may come to.
     pub(super) limit: usize,
+    /// There is no room for its cache now.
+    pub(super) waiting: bool,
     /// No row of its own was run yet, so a prefix may still be adopted.
     pub(super) fresh: bool,
     /// A logit was not finite.
@@ -57,6 +60,23 @@ pub(super) enum Kind {
 }
 
 impl Job {
+    /// Tokens of cache, in whole pages, that its next step comes to.
+    fn need(&self) -> usize {
+        self.ids.len().next_multiple_of(PAGE)
+    }
+
+    /// Gives its cache up; what was sampled stays, what was scored is scored again.
+    fn preempt(&mut self) {
+        self.cache = KvCache::default();
+        match self.kind {
+            Kind::Turn { .. } => self.fresh = true,
+            Kind::Score { .. } => {
+                self.logprobs.clear();
+                self.unfiltered_logprobs.clear();
+            }
+        }
+    }
+
     fn abandoned(&self) -> bool {
         match &self.kind {
             Kind::Turn { reply, .. } => reply.is_closed(),
@@ -118,6 +138,7 @@ impl Worker {
             }
             self.jobs.retain(|job| !job.abandoned());
             self.admit();
+            self.preempt();
             self.evict();
             self.step();
         }
@@ -137,7 +158,7 @@ impl Worker {
                     }
                     let room = self.model.config.max_position_embeddings - request.context.len();
                     let limit = request.context.len() + request.max_tokens.min(room);
-                    match self.room_for(limit) {
+                    match self.room_for(request.context.len(), limit) {
                         Room::Now => self.start_turn(request, limit, reply),
                         Room::Never(e) => drop(reply.send(Err(e))),
                         Room::Later => return self.backlog.push_front(Command::Sample(request, reply)),
@@ -148,13 +169,15 @@ impl Worker {
                         let _ = reply.send(Err(e));
                         continue;
                     }
-                    match self.room_for(ids.len()) {
+                    match self.room_for(ids.len(), ids.len()) {
                         Room::Now => self.jobs.push(Job {
                             limit: ids.len(),
                             ids: ids.to_vec(),
                             cache: KvCache::default(),
                             logprobs: Vec::new(),
+                            unfiltered_logprobs: Vec::new(),
                             fresh: false,
+                            waiting: false,
                             broken: false,
                             kind: Kind::Score { temperature, reply },
                         }),
@@ -196,12 +219,7 @@ impl Worker {
                 "a turn needs a token budget of at least 1; got 0".to_owned(),
             ));
         }
-        if !(request.sampling.temperature >= 0.0 && request.sampling.temperature.is_finite()) {
-            let got = request.sampling.temperature;
-            return Err(PolicyError(format!(
-                "the temperature must be finite and not negative; got {got}"
-            )));
-        }
+        request.sampling.check()?;
         self.check(&request.context)
     }
 
@@ -227,19 +245,34 @@ impl Worker {
         Ok(())
     }
 
-    fn room_for(&self, limit: usize) -> Room {
-        let pages = |tokens: usize| tokens.next_multiple_of(PAGE);
+    /// Whether a request with `now` ids, which may come to `limit`, can start beside the jobs as they are. They may grow out of the
+    /// room later: then the youngest wait ([`Worker::preempt`]).
+    fn room_for(&self, now: usize, limit: usize) -> Room {
         let max = self.config.max_cached_tokens;
-        if pages(limit) > max {
+        if limit.next_multiple_of(PAGE) > max {
             return Room::Never(PolicyError(format!(
                 "{limit} tokens do not fit the cache of {max}\nhint: raise `max_cached_tokens`"
             )));
         }
-        let reserved: usize = self.jobs.iter().map(|job| pages(job.limit)).sum();
-        if reserved + pages(limit) <= max {
+        let taken: usize = self.jobs.iter().map(Job::need).sum();
+        if taken + (now + 1).next_multiple_of(PAGE) <= max || self.jobs.is_empty() {
             Room::Now
         } else {
             Room::Later
+        }
+    }
+
+    /// Runs jobs in the order they came as long as their caches fit. The others wait and give up their caches, which are computed
+    /// again when there is room: that changes no bit. The first job fits alone, so there is always one that ends.
+    fn preempt(&mut self) {
+        let mut used = 0;
+        for job in &mut self.jobs {
+            used += job.need();
+            job.waiting = used > self.config.max_cached_tokens;
+            if job.waiting && !job.cache.ids().is_empty() {
+                job.preempt();
+                self.stats.preemptions += 1;
+            }
         }
     }
 
@@ -259,7 +292,9 @@ impl Worker {
             fresh: cache.ids().is_empty(),
             cache,
             logprobs: Vec::new(),
+            unfiltered_logprobs: Vec::new(),
             limit,
+            waiting: false,
             broken: false,
             kind: Kind::Turn {
                 rng: Box::new(ChaCha8Rng::seed_from_u64(request.seed)),
@@ -290,9 +325,11 @@ impl Worker {
         self.model.live_pages.load(Ordering::Relaxed) * PAGE
     }
 
-    /// Drops caches nobody runs on, oldest first, until the bound holds.
+    /// Drops caches nobody runs on, oldest first, until the bound holds with what the next step adds.
     fn evict(&mut self) {
-        while self.cached_tokens() > self.config.max_cached_tokens {
+        let running = self.jobs.iter().filter(|job| !job.waiting);
+        let grows: usize = running.map(|job| job.cache.growth(job.ids.len())).sum();
+        while self.cached_tokens() + grows * PAGE > self.config.max_cached_tokens {
             if self.retired.pop_front().is_none() {
                 let oldest = self
                     .idle
@@ -317,7 +354,8 @@ impl Worker {
             let (done, truncated) = match &job.kind {
                 Kind::Turn { request, .. } => {
                     let sampled = &job.ids[request.context.len()..];
-                    let stopped = sampled.last().is_some_and(|id| self.stop_ids.contains(id));
+                    let stopped = sampled.last().is_some_and(|id| self.stop_ids.contains(id))
+                        || request.stop.met(sampled);
                     (stopped || job.ids.len() >= job.limit, !stopped)
                 }
                 Kind::Score { .. } => (job.logprobs.len() + 1 >= job.ids.len(), false),
@@ -346,6 +384,7 @@ impl Worker {
                     let turn = SampledTurn {
                         ids: job.ids[request.context.len()..].to_vec(),
                         logprobs: job.logprobs,
+                        unfiltered_logprobs: job.unfiltered_logprobs,
                         truncated,
                         policy_version: self.version,
                         weights_hash: self.weights_hash.clone(),

@@ -5,7 +5,7 @@ use crate::engine::Precision;
 use crate::simd::wide;
 
 /// Smallest scale, so that a row of zeros divides.
-const FLOOR: f32 = 1e-12;
+pub(super) const FLOOR: f32 = 1e-12;
 
 /// Largest magnitude.
 #[inline(always)]

@@ -107,9 +107,7 @@ impl Run {
     pub(super) fn rollout(&self, group_size: usize, purpose: Purpose, indices: &[u64]) -> RolloutConfig {
         RolloutConfig {
             group_size,
-            sampling: Sampling {
-                temperature: self.config.rollout.temperature.get(),
-            },
+            sampling: Sampling::at(self.config.rollout.temperature.get()),
             max_turn_tokens: self.config.rollout.max_turn_tokens.get(),
             max_context: self.base.weights.config.max_position_embeddings,
             concurrency: self.config.rollout.concurrency.get(),

@@ -53,10 +53,7 @@ fn patch(bytes: &mut [u8], text: &str, offset: usize, with: &[u8]) {
 fn refused(edit: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut bytes = golden("llama.gguf");
     edit(&mut bytes);
-    parse_gguf(&bytes)
-        .err()
-        .expect("the edit is a mistake")
-        .to_string()
+    parse_gguf(&bytes).expect_err("the edit is a mistake").to_string()
 }
 
 #[test]
