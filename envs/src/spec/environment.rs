@@ -10,7 +10,10 @@ use serde_json::Value;
 use super::Name;
 use crate::template::{Fields, RenderError};
 use crate::worlds::Kind;
+use crate::worlds::bandit::BanditSpec;
 use crate::worlds::grid::GridSpec;
+use crate::worlds::sokoban::SokobanSpec;
+use crate::worlds::treasure::TreasureSpec;
 
 /// The world of the episodes. Without one the agent has the task's tools alone.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -18,6 +21,12 @@ use crate::worlds::grid::GridSpec;
 pub enum Environment {
     /// A grid with slippery ground, holes and goals.
     Grid(Box<GridSpec>),
+    /// Boxes to be pushed onto goals.
+    Sokoban(Box<SokobanSpec>),
+    /// Rooms, locked doors, keys and a treasure, in text.
+    Treasure(Box<TreasureSpec>),
+    /// Arms that win with unknown chances.
+    Bandit(Box<BanditSpec>),
     /// A world written in Rust, by the name of its kind.
     Custom(Name),
 }
@@ -27,6 +36,9 @@ impl Environment {
     pub(crate) fn kind(&self, _path: &Path) -> Option<Arc<dyn Kind>> {
         match self {
             Self::Grid(spec) => Some(Arc::new(spec.as_ref().clone())),
+            Self::Sokoban(spec) => Some(Arc::new(spec.as_ref().clone())),
+            Self::Treasure(spec) => Some(Arc::new(spec.as_ref().clone())),
+            Self::Bandit(spec) => Some(Arc::new(spec.as_ref().clone())),
             Self::Custom(_) => None,
         }
     }
@@ -38,6 +50,9 @@ impl Environment {
     pub(crate) fn check(&self, fields: &Fields) -> Result<(), RenderError> {
         match self {
             Self::Grid(spec) => spec.grid(fields).map(drop),
+            Self::Sokoban(spec) => spec.sokoban(fields).map(drop),
+            Self::Treasure(spec) => spec.treasure(fields).map(drop),
+            Self::Bandit(spec) => spec.arms(fields).map(drop),
             Self::Custom(_) => Ok(()),
         }
     }
@@ -53,6 +68,9 @@ impl Environment {
     ) -> Result<Value, RenderError> {
         match self {
             Self::Grid(spec) => spec.of_row(fields),
+            Self::Sokoban(spec) => spec.of_row(fields),
+            Self::Treasure(spec) => spec.of_row(fields),
+            Self::Bandit(spec) => spec.of_row(fields),
             Self::Custom(_) => Ok(Value::Object(row.clone())),
         }
     }

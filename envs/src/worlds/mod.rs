@@ -78,8 +78,11 @@
 //! ```
 
 mod actions;
+pub mod bandit;
 pub mod grid;
 mod mdp;
+pub mod sokoban;
+pub mod treasure;
 
 use std::sync::Arc;
 
