@@ -232,8 +232,28 @@ pub(crate) enum Task {
         #[arg(long)]
         json: bool,
     },
+    /// Play an episode yourself, in the terminal
+    #[command(after_help = "\
+Example:
+  mipu task play tasks/calc.yaml --row 3
+
+Each line is a turn: `python print(6 * 7)`, then `answer 42`. `help` lists what can be typed; input may come from a pipe.")]
+    Play {
+        /// Task file
+        path: PathBuf,
+        /// Row, counted from 0 over train, validation and test
+        #[arg(long, default_value_t = 0)]
+        row: usize,
+        /// Seed of rows, failures and latencies
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+    },
     /// Print the JSON Schema of task files, for editors
-    Schema,
+    Schema {
+        /// As a Markdown reference for people
+        #[arg(long)]
+        markdown: bool,
+    },
 }
 
 /// A kind of task to start from.

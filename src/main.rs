@@ -8,6 +8,7 @@ mod cli;
 mod commands;
 mod output;
 mod progress;
+mod reference;
 mod telemetry;
 
 use std::process::ExitCode;

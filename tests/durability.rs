@@ -41,7 +41,9 @@ fn final_state(dir: &Path) -> (String, String) {
 fn a_run_killed_at_random_points_ends_as_if_it_had_not_been() {
     let home = tempfile::tempdir().unwrap();
     let (whole, killed) = (home.path().join("whole"), home.path().join("killed"));
-    let args = small_run(&whole, &["steps=6"]);
+    // Two weighted tasks under a curriculum: what was drawn and learned of each must survive too.
+    let tasks = "tasks=[../tasks/calc.yaml, {path: ../tasks/fix-op.yaml, weight: 2}]";
+    let args = small_run(&whole, &["steps=6", tasks, "curriculum={floor: 0.2}"]);
     let expected = succeed_json(&borrow(&args));
 
     // Kill a real process with SIGKILL at points that differ from run to run; a failure prints them.
@@ -50,7 +52,10 @@ fn a_run_killed_at_random_points_ends_as_if_it_had_not_been() {
         .unwrap()
         .subsec_nanos();
     let mut points = Vec::new();
-    let args = small_run(&killed, &["--resume=auto", "steps=6"]);
+    let args = small_run(
+        &killed,
+        &["--resume=auto", "steps=6", tasks, "curriculum={floor: 0.2}"],
+    );
     for attempt in 0..8u64 {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         // Later attempts live longer, so that the kills land in different steps.
@@ -75,6 +80,13 @@ fn a_run_killed_at_random_points_ends_as_if_it_had_not_been() {
         assert_eq!(expected[key], found[key], "`{key}`, kills at {points:?}");
     }
     succeed(&["ledger", "verify", killed.to_str().unwrap()]);
+    for key in [
+        "curriculum/calc/pass_rate",
+        "curriculum/fix-op/share",
+        "task/fix-op/reward",
+    ] {
+        assert!(ledger(&whole).contains(key), "`{key}`");
+    }
 }
 
 #[test]

@@ -94,6 +94,11 @@ pub struct TaskSpec {
 }
 
 impl TaskSpec {
+    /// The task file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Reads and checks a task file (not its rows). `kinds` are the worlds written in Rust that it may name.
     ///
     /// # Errors

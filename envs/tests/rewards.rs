@@ -212,3 +212,161 @@ async fn metrics_name_the_rules_that_were_evaluated() {
         ]
     );
 }
+
+#[tokio::test]
+async fn cases_may_expect_exceptions() {
+    let cases = r#"[{call: 'f(-1)', raises: ValueError}, {call: 'f(-2)', raises: ValueError, match: 'negative.*-2'}]"#;
+    let task = rewarded(&format!(
+        "reward: {{unit_tests: {{cases: {cases}}}, partial: true}}"
+    ))
+    .await;
+    for (answer, expected) in [
+        ("def f(n): raise ValueError(f'negative number {n}')", 1.0),
+        (
+            "class Bad(ValueError): pass\ndef f(n): raise Bad(f'negative: {n}')",
+            1.0,
+        ),
+        ("def f(n): return int('x')", 0.5),
+        ("def f(n): raise Exception('negative -2')", 0.0),
+        (
+            "class ValueError(Exception): pass\ndef f(n): raise ValueError(f'negative {n}')",
+            0.0,
+        ),
+        ("def f(n): return ValueError(f'negative {n}')", 0.0),
+        ("def f(n): return 1", 0.0),
+        ("import os\ndef f(n): os._exit(1)", 0.0),
+        ("", 0.0),
+    ] {
+        assert!(close(reward(&task, answer).await, expected), "{answer}");
+    }
+    let any = rewarded("reward: {unit_tests: {cases: [{call: 'f(1)', raises: Exception}, {call: 'g(1)', raises: Mine}, {call: 'h()', raises: SystemExit}]}, partial: true}").await;
+    for (answer, expected) in [
+        // A function that does not exist is a NameError, which is an Exception, which it is not meant to be.
+        ("", 0.0),
+        ("def f(n): return undefined", 1.0 / 3.0),
+        ("class Mine(Exception): pass\ndef g(n): raise Mine", 1.0 / 3.0),
+        ("class Other(Exception): pass\ndef g(n): raise Other", 0.0),
+        ("def h(): exit(0)", 1.0 / 3.0),
+        ("def h(): raise SystemExit(0)", 1.0 / 3.0),
+    ] {
+        let got = reward(&any, answer).await;
+        assert!(close(got, expected), "{answer}: {got}");
+    }
+}
+
+#[tokio::test]
+async fn programs_are_judged_by_what_they_print() {
+    let task = rewarded(
+        r#"reward: {partial: true, unit_tests: {cases: [{stdin: "3 4\n", stdout: "7"}, {stdin: "-1 1", stdout: "0\n"}]}}"#,
+    )
+    .await;
+    for (answer, expected) in [
+        ("a, b = map(int, input().split())\nprint(a + b)", 1.0),
+        (
+            "import sys\nprint(sum(map(int, sys.stdin.read().split())), end='  \\n\\n')",
+            1.0,
+        ),
+        (
+            "if __name__ == '__main__':\n    print(sum(map(int, input().split())))\n    raise SystemExit(3)",
+            1.0,
+        ),
+        ("a, b = map(int, input().split())\nprint(a * b - 5)", 0.5),
+        ("print(7)", 0.5),
+        ("a, b = map(int, input().split())\nprint(a + b)\n1 / 0", 0.0),
+        ("import os; os._exit(0)", 0.0),
+        ("import sys\nsys.exit(0)", 0.0),
+        (
+            "n = globals().get('n', 0)\nopen('n', 'a').write('x')\nprint([7, 0][len(open('n').read()) - 1])",
+            0.5,
+        ),
+        ("while True: print('7')", 0.0),
+        ("", 0.0),
+    ] {
+        let got = reward(&task, answer).await;
+        assert!(close(got, expected), "{answer}: {got}");
+    }
+}
+
+#[tokio::test]
+async fn a_case_may_have_its_own_tolerance_and_time() {
+    let task = rewarded(
+        "limits: {timeout_sec: 5}\nreward: {partial: true, unit_tests: {tolerance: 0.1, cases: [{call: 'f(0)', expect: 1.0, tolerance: 0.001}, {call: 'f(1)', expect: 1.0}, {call: 'f(2)', expect: 1.0, timeout_sec: 0.2}, {stdin: '', stdout: 'x 1.0', tolerance: 0.1}]}}",
+    )
+    .await;
+    let started = std::time::Instant::now();
+    let candidate = "def f(n):\n    while n == 2: pass\n    return 1.05\nprint('x 1.05')";
+    assert!(close(reward(&task, candidate).await, 0.5));
+    assert!(started.elapsed().as_secs_f64() < 3.0, "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn cases_of_a_row_have_the_same_forms() {
+    let yaml = "version: 1\nname: t\ninstruction: go\ntools: [run_tests: {cases: '{{ cases }}'}]\nreward: {unit_tests: {cases: '{{ cases }}'}}\ndata:\n  rows:\n    - cases: [{call: 'f(1)', expect: 'text'}, {call: 'f(0)', raises: ZeroDivisionError}, {stdin: '{{ n }}', stdout: '{{ n }}'}]\n";
+    let task = crate::task(&yaml.replace("'text'", "\"'{{ n }}'\"")).await;
+    let candidate = "def f(n): return n / n and '{{ n }}'\nprint('{{ n }}')";
+    assert!(
+        close(reward(&task, candidate).await, 1.0),
+        "text of a row is not a template"
+    );
+    let broken = crate::task(&yaml.replace("call: 'f(1)'", "cal: 'f(1)'")).await;
+    let error = score(&broken, "x").await.unwrap_err();
+    assert!(
+        error.reason.contains("unknown key `cal` in a case"),
+        "{}",
+        error.reason
+    );
+}
+
+/// What the agent is told when a value cannot be compared, in both forms of tests.
+#[tokio::test]
+async fn what_cannot_be_compared_is_refused_with_advice() {
+    let asserted = "reward: {exact: x}\ntools: [run_tests: {entry: f, tests: \"try:\\n    f([1])\\nexcept Exception:\\n    pass\"}]\n";
+    let cases = "reward: {exact: x}\ntools: [run_tests: {cases: [{call: 'f([1])', expect: 1}]}]\n";
+    let head = "version: 1\nname: t\ninstruction: go\ndata: {rows: [{n: 3}]}\n";
+    for (candidate, told) in [
+        (
+            "def f(x): yield 1",
+            "a value of type 'generator' is not plain data; return a list, not an iterator",
+        ),
+        (
+            "def f(x): return map(str, x)",
+            "a value of type 'map' is not plain data; return a list, not an iterator",
+        ),
+        (
+            "def f(x): return x.__iter__()",
+            "'list_iterator' is not plain data; return a list, not an iterator",
+        ),
+        ("def f(x): return {}.keys()", "return a list, not an iterator"),
+        (
+            "import decimal\ndef f(x): return decimal.Decimal(1)",
+            "'Decimal' is not plain data; return None, bool, int",
+        ),
+        (
+            "def f(x): return [x, object()]",
+            "'object' is not plain data; return None, bool, int",
+        ),
+    ] {
+        for form in [asserted, cases] {
+            let task = crate::task(&format!("{head}{form}")).await;
+            let result = task
+                .env(crate::sandbox(), 1)
+                .step(&crate::call("run_tests", &[("answer", candidate)]))
+                .await
+                .unwrap();
+            let observation = &result.observations[0].content;
+            assert!(
+                observation.starts_with("fail") && observation.contains(told),
+                "{candidate}: {observation}"
+            );
+        }
+    }
+    // A change of an argument that cannot be told to the tests ends them too.
+    let task = crate::task(&format!("{head}{asserted}")).await;
+    let spoil = crate::call("run_tests", &[("answer", "def f(x): x.append(object())")]);
+    let result = task.env(crate::sandbox(), 1).step(&spoil).await.unwrap();
+    let observation = &result.observations[0].content;
+    assert!(
+        observation.contains("an argument that the candidate changed is not plain data"),
+        "{observation}"
+    );
+}

@@ -14,6 +14,11 @@ use crate::plain::Plain;
 /// Calls of a candidate during one execution of its tests.
 const MAX_CALLS: usize = 1_000_000;
 
+/// What tests end with when the candidate's instance has ended.
+pub(crate) const GONE: &str = "CandidateGone";
+/// What they end with when the candidate did something that cannot cross.
+const NOT_PLAIN: &str = "NotPlain";
+
 /// A candidate lent to the instance that tests it.
 pub(crate) struct Against {
     /// Nonce of the execution that may call.
@@ -23,7 +28,9 @@ pub(crate) struct Against {
     /// The untrusted instance, until it ends.
     pub(crate) candidate: Option<Box<Instance>>,
     /// How the candidate ended, if it did.
-    pub(crate) ended: Option<Status>,
+    ended: Option<Status>,
+    /// What it did that cannot be told to the tests: they must not go on as if it had not happened.
+    refused: Option<String>,
     /// What is left of the candidate's deadline, for all calls together.
     budget: Duration,
     calls: usize,
@@ -37,6 +44,7 @@ impl Against {
             name: name.to_owned(),
             candidate: Some(candidate),
             ended: None,
+            refused: None,
             budget,
             calls: 0,
         }
@@ -80,9 +88,14 @@ impl Against {
         if call.nonce != self.nonce || call.function != self.name {
             return json!({"refused": "not a call of this execution's candidate"});
         }
+        if let Some(why) = &self.refused {
+            return json!({"gone": why});
+        }
         self.calls += 1;
         if self.calls > MAX_CALLS {
-            return json!({"refused": "too many calls of the candidate"});
+            return self.refuse(format!(
+                "the tests call the candidate more than {MAX_CALLS} times"
+            ));
         }
         let plain = |wire: &Value| Plain::from_wire(wire).map(|plain| plain.to_wire());
         let args: Result<Vec<_>, _> = call.args.iter().map(plain).collect();
@@ -127,6 +140,7 @@ impl Against {
                 self.candidate = None;
                 json!({"gone": self.how_it_ended()})
             }
+            Status::Raised { kind, message } if kind == NOT_PLAIN => self.refuse(message),
             Status::Raised { kind, message } => {
                 // A class of its own that is merely an `Exception` is told as `CandidateError`, with its name.
                 let says_little = |base: &String| {
@@ -137,15 +151,34 @@ impl Against {
             }
             Status::Exited { .. } => match (answer.value, answer.args.map(|args| args.to_wire())) {
                 (Some(value), Some(args)) if args != *sent => json!({"value": value.to_wire(), "args": args}),
-                (Some(value), _) => json!({"value": value.to_wire()}),
+                (Some(value), Some(_)) => json!({"value": value.to_wire()}),
+                (Some(_), None) => {
+                    self.refuse("an argument that the candidate changed is not plain data".to_owned())
+                }
                 (None, _) => json!({"raised": "SystemExit", "message": "the candidate exited", "bases": []}),
             },
             _ => json!({"refused": "no answer"}),
         }
     }
 
+    /// Ends the tests, in a way that no `except Exception` of theirs holds up.
+    fn refuse(&mut self, why: String) -> Value {
+        let reply = json!({"gone": why});
+        self.refused.get_or_insert(why);
+        reply
+    }
+
+    /// What the execution came to whatever the test code made of it: an exception's name and message.
+    pub(crate) fn verdict(&self) -> Option<(&'static str, String)> {
+        match &self.refused {
+            _ if self.ended.is_some() => Some((GONE, self.how_it_ended())),
+            Some(why) => Some((NOT_PLAIN, why.clone())),
+            None => None,
+        }
+    }
+
     /// One line for a traceback.
-    pub(crate) fn how_it_ended(&self) -> String {
+    fn how_it_ended(&self) -> String {
         let how = match &self.ended {
             Some(Status::TimedOut) => "timed out".to_owned(),
             Some(Status::Aborted { code }) => format!("ended its process with code {code}"),

@@ -204,6 +204,7 @@ impl Instance {
             stderr,
             truncated: cut_out || cut_err,
             value: answer.value,
+            bases: answer.bases,
             wall: answer.wall,
             fuel: answer.fuel,
         }

@@ -67,6 +67,8 @@ pub struct Outcome {
     pub truncated: bool,
     /// Plain value returned by [`crate::Session::call`] and [`crate::Session::eval`].
     pub value: Option<Plain>,
+    /// Builtin exception classes that a raised one is or derives from, nearest first; empty otherwise. As the guest claims.
+    pub bases: Vec<String>,
     /// Host wall time of the execution (not part of any reproducible record).
     pub wall: Duration,
     /// Fuel used, when the policy meters fuel.

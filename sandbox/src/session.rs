@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::against::Against;
+use crate::against::{Against, GONE};
 use crate::error::SandboxError;
 use crate::fs::Files;
 use crate::instance::{Instance, Request};
@@ -51,6 +51,19 @@ impl Session {
         self.request(&Request::Eval { code: expression }, &[]).await
     }
 
+    /// As [`Session::eval`], within a deadline of its own instead of the policy's.
+    ///
+    /// # Errors
+    /// Only when the host fails.
+    pub async fn eval_within(
+        &mut self,
+        expression: &str,
+        deadline: Duration,
+    ) -> Result<Outcome, SandboxError> {
+        let request = Request::Eval { code: expression };
+        self.request_within(&request, &[], Some(deadline)).await
+    }
+
     /// Calls the global `function` with plain arguments; `Outcome::value` is the plain result.
     ///
     /// A dotted or called form (`Solution().solve`) is evaluated in `__main__` first.
@@ -77,7 +90,8 @@ impl Session {
     /// The tests see what the candidate does to list, set and dict arguments, and its exceptions as the nearest builtin
     /// `Exception` class (`CandidateError` where there is none, `SystemExit` included). All calls together have the candidate's
     /// deadline, and their time is not charged to the tests. A candidate that ends (deadline, memory, `os._exit`) ends the tests:
-    /// the status is then `Raised { kind: "CandidateGone" }` whatever the test code made of it, and `candidate` is dead.
+    /// the status is then `Raised { kind: "CandidateGone" }` whatever the test code made of it, and `candidate` is dead. What a
+    /// candidate returns or leaves in an argument that is not plain data ends them too, as `Raised { kind: "NotPlain" }`.
     ///
     /// Only `Exited { code: 0 }` means that every assertion held.
     ///
@@ -94,10 +108,8 @@ impl Session {
         };
         let Some(lent) = candidate.instance.take() else {
             self.instance = Some(instance);
-            return Ok(gone(
-                "the candidate's session had ended before the tests began".to_owned(),
-                dead(),
-            ));
+            let how = "the candidate's session had ended before the tests began".to_owned();
+            return Ok(over(GONE, how, dead()));
         };
         let against = Against::new(name, lent);
         let budget = against.budget();
@@ -110,7 +122,7 @@ impl Session {
         let against = instance.store.data_mut().against.take();
         let ended = match against {
             Some(against) => {
-                let ended = against.ended.is_some().then(|| against.how_it_ended());
+                let ended = against.verdict();
                 candidate.instance = against.candidate;
                 if let Some(candidate) = &candidate.instance {
                     candidate.store.data().stdout.take(); // what it printed during tests is nobody's output
@@ -124,7 +136,7 @@ impl Session {
             self.instance = Some(instance);
         }
         Ok(match ended {
-            Some(how) => gone(how, outcome),
+            Some((kind, how)) => over(kind, how, outcome),
             None => outcome,
         })
     }
@@ -140,11 +152,23 @@ impl Session {
     }
 
     async fn request(&mut self, request: &Request<'_>, stdin: &[u8]) -> Result<Outcome, SandboxError> {
+        self.request_within(request, stdin, None).await
+    }
+
+    async fn request_within(
+        &mut self,
+        request: &Request<'_>,
+        stdin: &[u8],
+        deadline: Option<Duration>,
+    ) -> Result<Outcome, SandboxError> {
         // Taken out for the duration: if this future is dropped, the instance is dropped with it.
         let Some(mut instance) = self.instance.take() else {
             return Ok(dead());
         };
-        let answer = instance.request(request, stdin).await?;
+        let deadline = deadline.unwrap_or(instance.policy.deadline);
+        let answer = instance
+            .request_within(request, stdin, deadline, Duration::ZERO)
+            .await?;
         let outcome = instance.outcome(answer);
         if !outcome.status.is_fatal() {
             self.instance = Some(instance);
@@ -162,18 +186,20 @@ fn dead() -> Outcome {
         stderr: String::new(),
         truncated: false,
         value: None,
+        bases: Vec::new(),
         wall: Duration::ZERO,
         fuel: None,
     }
 }
 
-fn gone(how: String, outcome: Outcome) -> Outcome {
+fn over(kind: &str, how: String, outcome: Outcome) -> Outcome {
     Outcome {
         status: Status::Raised {
-            kind: "CandidateGone".to_owned(),
+            kind: kind.to_owned(),
             message: how,
         },
         value: None,
+        bases: Vec::new(),
         ..outcome
     }
 }

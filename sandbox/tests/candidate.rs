@@ -48,17 +48,17 @@ async fn cheats_do_not_pass() {
         (
             "always equal",
             &format!("{always_equal}def candidate(a, b): return E()"),
-            "CandidateError",
+            "NotPlain",
         ),
         (
             "always equal inside a list",
             &format!("{always_equal}def candidate(a, b): return [E()]"),
-            "CandidateError",
+            "NotPlain",
         ),
         (
             "int subclass",
             "class I(int): pass\ndef candidate(a, b): return I(a + b)",
-            "CandidateError",
+            "NotPlain",
         ),
         (
             "bool for int",
@@ -98,7 +98,7 @@ async fn cheats_do_not_pass() {
         (
             "patched builtins",
             "import builtins\nbuiltins.type = lambda x: int\nbuiltins.len = lambda x: 0\nclass A:\n    __eq__ = lambda s, o: True\ndef candidate(a, b): return A()",
-            "CandidateError",
+            "NotPlain",
         ),
         (
             "patched json",
@@ -136,10 +136,11 @@ def forged(request):
 app.handle = forged
 "#;
     for (payload, kind) in [
-        (r#"'{"i":"10"}'"#, "AssertionError"),
-        (r#"'{"i":"1e1"}'"#, "CandidateError"),
-        (r#"'{"x":1}'"#, "CandidateError"),
-        (r#"'17'"#, "CandidateError"),
+        (r#"'{"i":"10"},"args":[{"i":"3"},{"i":"7"}]'"#, "AssertionError"),
+        (r#"'{"i":"10"}'"#, "NotPlain"),
+        (r#"'{"i":"1e1"}'"#, "NotPlain"),
+        (r#"'{"x":1}'"#, "NotPlain"),
+        (r#"'17'"#, "NotPlain"),
         (r#"'[' * 5000"#, "CandidateGone"),
         (r#"'null,"nonce":"0"'"#, "CandidateGone"),
     ] {

@@ -4,6 +4,7 @@ mod bench;
 mod eval;
 mod ledger;
 mod model;
+mod play;
 mod report;
 mod rollout;
 mod sft;

@@ -120,6 +120,21 @@ pub(crate) async fn stage(args: &Sampled) -> anyhow::Result<Stage> {
     })
 }
 
+/// Row `row` of a task file, counted over train, validation and test.
+pub(crate) async fn row_of(
+    path: &Path,
+    row: usize,
+    sandbox: &Sandbox,
+    seed: u64,
+) -> anyhow::Result<Arc<Task>> {
+    let set = TaskSet::load(&[path], sandbox, seed).await?;
+    let mut all = set.train.iter().chain(&set.validation).chain(&set.test);
+    let rows = set.train.len() + set.validation.len() + set.test.len();
+    all.nth(row)
+        .cloned()
+        .with_context(|| format!("row {row} does not exist\nhint: the task has {rows} rows, counted from 0"))
+}
+
 /// Reads a model directory with a hint where there is none.
 pub(crate) fn load_model(path: &Path) -> anyhow::Result<LoadedModel> {
     anyhow::ensure!(

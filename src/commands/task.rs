@@ -10,11 +10,11 @@ use anyhow::Context;
 use comfy_table::{Table, presets};
 use mipu_agent::{Renderer, dialect};
 use mipu_envs::doctor::{self, DoctorOptions, DoctorReport};
-use mipu_envs::{TaskSet, json_schema};
+use mipu_envs::json_schema;
 use mipu_trainer::sft::play;
 use serde_json::json;
 
-use super::shared::{load_model, open_sandbox};
+use super::shared::{load_model, open_sandbox, row_of};
 use crate::cli::{Task, TaskKind};
 use crate::output;
 
@@ -34,8 +34,12 @@ pub(crate) async fn run(command: Task) -> anyhow::Result<ExitCode> {
             seed,
             json,
         } => show(&path, row, model.as_deref(), seed, json).await,
-        Task::Schema => {
-            output::data(&serde_json::to_string_pretty(&json_schema())?);
+        Task::Play { path, row, seed } => super::play::run(&path, row, seed).await,
+        Task::Schema { markdown } => {
+            output::data(&match markdown {
+                true => crate::reference::markdown(&json_schema(), "Task file"),
+                false => serde_json::to_string_pretty(&json_schema())?,
+            });
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -121,14 +125,7 @@ async fn show(
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let sandbox = open_sandbox()?;
-    let set = TaskSet::load(&[path], &sandbox, seed).await?;
-    let all: Vec<_> = set.train.iter().chain(&set.validation).chain(&set.test).collect();
-    let Some(task) = all.get(row) else {
-        anyhow::bail!(
-            "row {row} does not exist\nhint: the task has {} rows, counted from 0",
-            all.len()
-        );
-    };
+    let task = &row_of(path, row, &sandbox, seed).await?;
     let Some(model) = model else {
         let mut env = task.env(&sandbox, seed);
         let messages = env.start().await?;

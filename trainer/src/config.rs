@@ -13,6 +13,7 @@ use crate::advantage::AdvantageConfig;
 use crate::correction::CorrectionConfig;
 use crate::gate::GateConfig;
 use crate::loss::LossConfig;
+use crate::mixture::{CurriculumConfig, TaskSource};
 use crate::optim::OptimConfig;
 use crate::update::AlgorithmConfig;
 use crate::yaml::{self, ConfigError};
@@ -28,8 +29,12 @@ pub struct RunConfig {
     pub seed: u64,
     /// HF-style directory of the starting weights.
     pub model: PathBuf,
-    /// Task files; a step draws its prompts from all their training rows.
-    pub tasks: Vec<PathBuf>,
+    /// Task files, as paths or `{path: .., weight: ..}`. Without weights and curriculum their training rows form one pool; with
+    /// either, each file gets its share of every step's prompts.
+    pub tasks: Vec<TaskSource>,
+    /// Moves prompts to where the policy succeeds sometimes. Default: none.
+    #[serde(default)]
+    pub curriculum: Option<CurriculumConfig>,
     /// Training steps (attempted updates).
     pub steps: NonZeroU64,
     /// How episodes are sampled.
@@ -246,7 +251,7 @@ impl RunConfig {
         let mut config: Self = yaml::load(path, overrides)?;
         config.model = yaml::relative_to(path, &config.model);
         for task in &mut config.tasks {
-            *task = yaml::relative_to(path, task);
+            task.path = yaml::relative_to(path, &task.path);
         }
         config.check(path)?;
         Ok(config)
@@ -266,9 +271,9 @@ impl RunConfig {
                 "paths in a file are relative to it; a model directory holds config.json, model.safetensors and tokenizer.json",
             );
         }
-        if let Some(task) = self.tasks.iter().find(|t| !t.is_file()) {
+        if let Some(task) = self.tasks.iter().find(|t| !t.path.is_file()) {
             return fail(
-                &format!("the task file {} does not exist", task.display()),
+                &format!("the task file {} does not exist", task.path.display()),
                 "paths in a file are relative to it; `mipu task new FILE` writes a task to start from",
             );
         }

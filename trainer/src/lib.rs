@@ -25,6 +25,7 @@ pub mod ledger;
 pub mod loss;
 pub mod metrics;
 pub mod mismatch;
+pub mod mixture;
 pub mod number;
 pub mod optim;
 pub mod policy;

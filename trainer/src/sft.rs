@@ -394,16 +394,20 @@ async fn demonstration_batch(
 
 /// Rows of a step: consecutive places of a shuffled order that is drawn anew each epoch. A function of `(seed, step)` alone.
 pub(crate) fn batch_indices(rows: usize, seed: u64, step: u64, batch: usize) -> Vec<usize> {
+    epoch_indices(rows, seed, step * batch as u64, batch)
+}
+
+/// Places `first..first + count` of an endless row of shuffled epochs.
+pub(crate) fn epoch_indices(rows: usize, seed: u64, first: u64, count: usize) -> Vec<usize> {
     use rand::seq::SliceRandom;
     let order = |epoch: u64| {
         let mut order: Vec<usize> = (0..rows).collect();
         order.shuffle(&mut seed::stream(seed, Purpose::Order, &[epoch]));
         order
     };
-    let first = step * batch as u64;
     let mut epoch = first / rows as u64;
     let mut shuffled = order(epoch);
-    (first..first + batch as u64)
+    (first..first + count as u64)
         .map(|place| {
             if place / rows as u64 != epoch {
                 epoch = place / rows as u64;

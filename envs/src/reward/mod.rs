@@ -3,9 +3,11 @@
 //! A rule's score lies in [0, 1]. The reward is 1 if the score is 1, else 0; with `partial` it is the score. Penalties are then
 //! subtracted, never below 0, so that a wrong episode gains nothing by being short.
 
+mod candidate;
 mod cases;
 mod checker;
 mod json;
+mod printed;
 mod text;
 pub(crate) mod unit_tests;
 
@@ -16,7 +18,7 @@ use futures::{BoxFuture, boxed};
 use mipu_sandbox::Sandbox;
 
 use crate::env::Unscored;
-use crate::spec::{Expected, RewardSpec, Rule, UnitTests};
+use crate::spec::{RewardSpec, Rule, UnitTests};
 use crate::task::Task;
 use crate::template::{Fields, RenderError, Template, ValueTemplate};
 
@@ -275,12 +277,12 @@ impl UnitTests {
         match &self.cases {
             crate::spec::CaseList::FromRow(template) => found.push((template, false)),
             crate::spec::CaseList::Listed(cases) => {
-                for case in cases {
-                    found.push((&case.call, false));
-                    if let Expected::Expression(template) = &case.expect {
-                        found.push((template, false));
-                    }
-                }
+                found.extend(
+                    cases
+                        .iter()
+                        .flat_map(crate::spec::Case::texts)
+                        .map(|template| (template, false)),
+                );
             }
         }
     }

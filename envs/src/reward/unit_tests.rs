@@ -7,15 +7,11 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use mipu_sandbox::{Outcome, Session, Status};
-
 use super::Judge;
-use super::cases::{self, ReadyCase, WrittenCase};
+use super::candidate::{Candidate, Failed, deadline};
+use super::cases;
 use crate::env::Unscored;
-use crate::python::{self, Tolerance};
-use crate::seed::{self, Purpose};
-use crate::spec::UnitTests;
-use crate::tools::python::observation;
+use crate::spec::{Case, UnitTests};
 
 /// Reports a task file remembers; some 100 bytes each. A full memory is emptied.
 const MAX_REMEMBERED: usize = 1 << 16;
@@ -75,7 +71,7 @@ pub(crate) async fn observe(judge: &Judge, tests: &UnitTests) -> Result<String, 
 /// Candidate and tests with their templates filled in.
 struct Trial {
     source: String,
-    cases: Vec<WrittenCase>,
+    cases: Vec<Case<String>>,
     /// Assert-style code and the function it calls.
     code: Option<(String, String)>,
 }
@@ -100,8 +96,7 @@ impl Trial {
             None => part("no code"),
         }
         for case in &self.cases {
-            part(&case.call);
-            part(&case.expected.to_string());
+            part(&format!("{case:?}"));
         }
         hasher.finalize()
     }
@@ -154,40 +149,22 @@ async fn carry_out(
     seed: u64,
 ) -> Result<Report, Unscored> {
     let Trial { source, cases, code } = trial;
-    let cases = cases::ready(judge, cases, seed).await?;
-    let total = cases.len() + usize::from(code.is_some());
+    let cases = cases::ready(judge, tests, cases, seed).await?;
     let mut report = Report {
         passed: 0,
-        total,
+        total: cases.len() + usize::from(code.is_some()),
         failure: None,
         timed_out: false,
     };
-    let mut candidate = match Candidate::open(judge, tests, &source, seed).await? {
-        Ok(candidate) => candidate,
-        Err(failed) => return Ok(report.with(Some(failed))),
-    };
-    let tolerance = Tolerance {
-        absolute: tests.tolerance.get(),
-        relative: 0.0,
-    };
-    for case in &cases {
-        report = report.with(candidate.check(case, tolerance).await?);
+    let mut candidate = Candidate::new(judge, tests, &source, seed);
+    for (index, case) in cases.iter().enumerate() {
+        report = report.with(candidate.check(case, index).await?);
         if report.failure.is_some() && !partial {
             return Ok(report);
         }
-        if !candidate.session.is_alive() {
-            // One endless case must not cost the others their credit.
-            match Candidate::open(judge, tests, &source, seed).await? {
-                Ok(fresh) => candidate = fresh,
-                Err(failed) => {
-                    report.timed_out |= failed.timed_out;
-                    return Ok(report);
-                }
-            }
-        }
     }
     if let Some((code, entry)) = code {
-        report = report.with(candidate.assert(judge, &code, &entry, seed).await?);
+        report = report.with(candidate.assert(&code, &entry).await?);
     }
     Ok(report)
 }
@@ -206,27 +183,6 @@ impl Report {
     }
 }
 
-/// Why a test failed.
-struct Failed {
-    what: String,
-    timed_out: bool,
-}
-
-impl Failed {
-    fn of(outcome: &Outcome, timeout_sec: f64) -> Self {
-        Self {
-            what: last_line(outcome, timeout_sec),
-            timed_out: outcome.status == Status::TimedOut,
-        }
-    }
-}
-
-fn deadline(judge: &Judge, tests: &UnitTests) -> std::time::Duration {
-    tests
-        .timeout_sec
-        .map_or(judge.task.spec.policy().deadline, |seconds| seconds.duration())
-}
-
 /// The candidate's code; the inner error is for the agent.
 fn source(judge: &Judge, tests: &UnitTests) -> Result<Result<String, String>, Unscored> {
     let Some(path) = &tests.file else {
@@ -237,99 +193,4 @@ fn source(judge: &Judge, tests: &UnitTests) -> Result<Result<String, String>, Un
         Some(content) => String::from_utf8(content.clone()).map_err(|_| format!("{path} is not UTF-8 text")),
         None => Err(format!("there is no file {path}")),
     })
-}
-
-/// An untrusted session that has executed the candidate's code.
-struct Candidate {
-    session: Session,
-    timeout_sec: f64,
-}
-
-impl Candidate {
-    /// Executes `source`; the inner error is for the agent.
-    async fn open(
-        judge: &Judge,
-        tests: &UnitTests,
-        source: &str,
-        seed: u64,
-    ) -> Result<Result<Self, Failed>, Unscored> {
-        let policy = mipu_sandbox::Policy {
-            deadline: deadline(judge, tests),
-            ..judge.task.spec.policy()
-        };
-        let timeout_sec = policy.deadline.as_secs_f64();
-        let mut session = judge
-            .sandbox
-            .session(&policy, seed::derive(seed, Purpose::Sandbox, &[3]))
-            .await?;
-        let outcome = session.exec(source, b"").await?;
-        let raised = matches!(outcome.status, Status::Raised { .. });
-        if raised || !session.is_alive() {
-            return Ok(Err(Failed::of(&outcome, timeout_sec)));
-        }
-        // A script that ends with `sys.exit()` has still defined its functions.
-        Ok(Ok(Self { session, timeout_sec }))
-    }
-
-    /// What is wrong with the result of a case, if anything.
-    async fn check(&mut self, case: &ReadyCase, tolerance: Tolerance) -> Result<Option<Failed>, Unscored> {
-        let outcome = self.session.eval(&case.call).await?;
-        let mut failed = match (&outcome.value, outcome.status.is_success()) {
-            (Some(value), true) if python::equal(value, &case.expected, tolerance) => return Ok(None),
-            (Some(value), true) => {
-                let what = format!(
-                    "expected {}, got {}",
-                    python::show(&case.expected),
-                    python::show(value)
-                );
-                Failed {
-                    what,
-                    timed_out: false,
-                }
-            }
-            _ => Failed::of(&outcome, self.timeout_sec),
-        };
-        failed.what = format!("{}: {}", case.call, failed.what);
-        Ok(Some(failed))
-    }
-
-    /// What is wrong according to assert-style code, if anything.
-    async fn assert(
-        &mut self,
-        judge: &Judge,
-        code: &str,
-        entry: &str,
-        seed: u64,
-    ) -> Result<Option<Failed>, Unscored> {
-        let policy = judge.task.spec.policy();
-        let mut trusted = judge
-            .sandbox
-            .session(&policy, seed::derive(seed, Purpose::Sandbox, &[4]))
-            .await?;
-        let outcome = trusted.exec_against(code, entry, &mut self.session).await?;
-        // What leaves the candidate, `SystemExit` included, arrives as an ordinary exception: only the end of the tests is success.
-        if outcome.status.is_success() {
-            return Ok(None);
-        }
-        // The candidate's own deadline ends it too, and that is the wall clock again.
-        let timed_out = outcome.status == Status::TimedOut || !self.session.is_alive();
-        Ok(Some(Failed {
-            timed_out,
-            ..Failed::of(&outcome, self.timeout_sec)
-        }))
-    }
-}
-
-/// The last line of what an execution came to.
-pub(super) fn last_line(outcome: &Outcome, timeout_sec: f64) -> String {
-    match &outcome.status {
-        Status::Exited { code } | Status::Aborted { code } => {
-            format!("left the interpreter with code {code}")
-        }
-        _ => observation(outcome, timeout_sec)
-            .lines()
-            .last()
-            .unwrap_or_default()
-            .to_owned(),
-    }
 }

@@ -1,9 +1,11 @@
 //! The task file, version 1, as it is written: wire types without behaviour, every range checked while reading.
 
+pub(crate) mod case;
 pub(crate) mod environment;
 mod range;
 mod rules;
 mod setting;
+mod unit_tests;
 
 use std::collections::BTreeMap;
 
@@ -12,15 +14,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
+pub use case::{Case, Demand, Expected};
 pub use environment::Environment;
 pub use range::{
     ByteCount, Finite, Mebibytes, NonNegative, Probability, RowCount, Seconds, Share, TokenCount, Turns,
 };
 pub use rules::{
-    Case, CaseList, Checker, EnvironmentRule, Expected, JsonRule, JsonType, Numeric, Pattern, Phrases,
-    RewardSpec, Rule, UnitTests, Weighted,
+    Checker, EnvironmentRule, JsonRule, JsonType, Numeric, Pattern, Phrases, RewardSpec, Rule, Weighted,
 };
 pub use setting::{Lines, Setting};
+pub use unit_tests::{CaseList, UnitTests};
 
 use crate::diagnostic::Place;
 use crate::template::Template;

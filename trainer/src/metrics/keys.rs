@@ -184,6 +184,21 @@ pub const FAMILIES: &[Declared] = &[
         about: "a fact reported by the environment, mean over episodes",
     },
     Declared {
+        name: "task/<name>/reward",
+        unit: Unit::Reward,
+        about: "mean return of the training episodes of one task file, with several files",
+    },
+    Declared {
+        name: "curriculum/<bucket>/share",
+        unit: Unit::Share,
+        about: "share of the next step's prompts, with weights or a curriculum",
+    },
+    Declared {
+        name: "curriculum/<bucket>/pass_rate",
+        unit: Unit::Share,
+        about: "moving mean return of the bucket's groups",
+    },
+    Declared {
         name: "mismatch/k3_turn_<n>",
         unit: Unit::Nats,
         about: "k3 over the tokens of turn n (the first 8 turns)",
@@ -206,6 +221,25 @@ pub fn stop(reason: StopReason) -> Key {
 
 /// `env/<fact>`; characters other than letters, digits, `_`, `-`, `.` and `/` become `_`.
 pub fn env(fact: &str) -> Key {
+    Key(Cow::Owned(format!("env/{}", clean(fact))))
+}
+
+/// `task/<name>/reward`.
+pub fn task_reward(name: &str) -> Key {
+    Key(Cow::Owned(format!("task/{}/reward", clean(name))))
+}
+
+/// `curriculum/<bucket>/share`.
+pub fn bucket_share(bucket: &str) -> Key {
+    Key(Cow::Owned(format!("curriculum/{}/share", clean(bucket))))
+}
+
+/// `curriculum/<bucket>/pass_rate`.
+pub fn bucket_pass_rate(bucket: &str) -> Key {
+    Key(Cow::Owned(format!("curriculum/{}/pass_rate", clean(bucket))))
+}
+
+fn clean(part: &str) -> String {
     let clean = |c: char| {
         if c.is_ascii_alphanumeric() || "_-./".contains(c) {
             c
@@ -213,10 +247,7 @@ pub fn env(fact: &str) -> Key {
             '_'
         }
     };
-    Key(Cow::Owned(format!(
-        "env/{}",
-        fact.chars().map(clean).collect::<String>()
-    )))
+    part.chars().map(clean).collect()
 }
 
 /// `mismatch/k3_turn_<n>`; `None` past [`TURN_KEYS`].

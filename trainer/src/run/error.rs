@@ -69,6 +69,9 @@ pub enum RunError {
         /// The split.
         split: &'static str,
     },
+    /// A curriculum that cannot be followed.
+    #[error("{0}")]
+    Curriculum(String),
     /// Every demonstration of a batch failed.
     #[error(
         "no demonstration could be played: {reason}\nhint: `mipu task check` tells what is wrong with the task"

@@ -18,6 +18,7 @@ impl Attempt {
         self.episode_metrics(&mut m);
         self.gate_metrics(&mut m);
         m.extend(self.mismatch.metrics());
+        self.task_metrics(&mut m, run);
         m.set(keys::TIME_ROLLOUT, self.times.rollout);
         m.set(keys::TIME_SCORE, self.times.score);
         m.set(keys::TIME_UPDATE, self.times.update);
@@ -42,6 +43,28 @@ impl Attempt {
         if let Some(report) = evaluated {
             m.set(keys::REWARD_HELD_OUT, report.mean_return);
             m.set(keys::REWARD_HELD_OUT_SE, report.standard_error);
+        }
+    }
+
+    /// By task file where there are several, by bucket where prompts are drawn from buckets.
+    fn task_metrics(&self, m: &mut StepMetrics, run: &Run) {
+        let mut by_task: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        for group in &self.groups {
+            let name = group.task_id.split('/').next().unwrap_or_default();
+            let returns = by_task.entry(name).or_default();
+            returns.extend(group.trajectories.iter().map(Trajectory::ret));
+        }
+        if run.config.tasks.len() > 1 {
+            for (name, returns) in by_task.iter().filter(|(_, returns)| !returns.is_empty()) {
+                m.set(keys::task_reward(name), mean(returns.iter().copied()));
+            }
+        }
+        let Some(mixture) = &run.mixture else { return };
+        for (key, share) in mixture.shares(&run.state.buckets) {
+            m.set(keys::bucket_share(&key), share);
+        }
+        for state in &run.state.buckets {
+            m.set_some(keys::bucket_pass_rate(&state.key), state.pass_rate);
         }
     }
 

@@ -12,6 +12,7 @@ use super::RunError;
 use super::plan::Plan;
 use crate::checkpoint::{Checkpoint, RunState};
 use crate::config::RunConfig;
+use crate::mixture::Mixture;
 use crate::optim::{AdamW, AdamWState};
 use crate::policy::TrainerPolicy;
 
@@ -22,6 +23,8 @@ pub(super) struct Run {
     /// Tokenizer, template and shape; the weights in it are those the run started from.
     pub(super) base: LoadedModel,
     pub(super) tasks: TaskSet,
+    /// Buckets of weighted or scheduled tasks; `None` draws from one pool.
+    pub(super) mixture: Option<Mixture>,
     /// Held-out rows that every evaluation of the run uses.
     pub(super) held_out: Vec<Arc<Task>>,
     /// mu with its renderer and sandbox.
@@ -69,6 +72,8 @@ impl Run {
             Some(_) => Some(TrainerPolicy::from_weights(&base.weights, &device)?),
             None => None,
         };
+        let mixture = Mixture::new(&config.tasks, config.curriculum.as_ref(), &tasks.train)
+            .map_err(RunError::Curriculum)?;
         let plan = Plan::new(config, &base.weights.config, &tasks);
         let held_out = crate::eval::draw(
             &tasks.test,
@@ -87,6 +92,7 @@ impl Run {
             plan,
             base,
             tasks,
+            mixture,
             held_out,
             context,
             engine,
@@ -160,7 +166,8 @@ async fn load_tasks(config: &RunConfig, sandbox: &Sandbox) -> Result<TaskSet, Ru
 fn config_hash(config: &RunConfig, base: &LoadedModel, tasks: &TaskSet) -> String {
     let mut value = serde_json::to_value(config).expect("a configuration serialises");
     value["model"] = base.weights.hash().into();
-    value["tasks"] = tasks.content_hash.clone().into();
+    let weights: Vec<_> = config.tasks.iter().map(|task| task.weight).collect();
+    value["tasks"] = serde_json::json!([tasks.content_hash, weights]);
     // Neither changes a byte of the result.
     value["rollout"]["concurrency"] = serde_json::Value::Null;
     value["sampler"]["threads"] = serde_json::Value::Null;

@@ -14,6 +14,7 @@ use crate::advantage;
 use crate::eval::{self, EvalReport, mean};
 use crate::gate::{self, Decision, Hashes, Occasion, Statistic, ValidationEpisode, Verdict};
 use crate::mismatch::{self, Diagnostics};
+use crate::mixture::{BucketState, Drawn};
 use crate::optim::AdamWState;
 use crate::sampled::{sampled_logprobs, sampled_turns};
 use crate::sft::batch_indices;
@@ -54,7 +55,8 @@ pub(super) async fn attempt(
     // Episodes of mu_k.
     let clock = Instant::now();
     let group_size = run.config.rollout.group_size.get();
-    let tasks = training_tasks(run, attempted);
+    let mut buckets = run.state.buckets.clone();
+    let (tasks, drawn) = training_tasks(run, &mut buckets, attempted);
     observer.phase(step, Phase::Rollout, tasks.len() * group_size);
     let groups = sample(
         run,
@@ -147,6 +149,10 @@ pub(super) async fn attempt(
 
     // The data order goes on after a rollback; weights, optimizer and schedule do not.
     let state = &mut run.state;
+    if let Some(mixture) = &run.mixture {
+        mixture.learn(&mut buckets, &drawn, &groups);
+    }
+    state.buckets = buckets;
     state.step = step;
     state.weights_hash.clone_from(&decision.hash_after);
     if accepted {
@@ -229,17 +235,16 @@ impl Before {
     }
 }
 
-fn training_tasks(run: &Run, attempted: u64) -> Vec<Arc<Task>> {
+/// The prompts of a step, and the buckets they come from where there are any.
+fn training_tasks(run: &Run, buckets: &mut Vec<BucketState>, attempted: u64) -> (Vec<Arc<Task>>, Vec<Drawn>) {
     let rows = &run.tasks.train;
-    batch_indices(
-        rows.len(),
-        run.config.seed,
-        attempted,
-        run.config.rollout.prompts.get(),
-    )
-    .into_iter()
-    .map(|i| rows[i].clone())
-    .collect()
+    let (seed, prompts) = (run.config.seed, run.config.rollout.prompts.get());
+    let Some(mixture) = &run.mixture else {
+        let places = batch_indices(rows.len(), seed, attempted, prompts);
+        return (places.into_iter().map(|i| rows[i].clone()).collect(), Vec::new());
+    };
+    let drawn = mixture.draw(buckets, seed, attempted, prompts);
+    (drawn.iter().map(|d| rows[d.row].clone()).collect(), drawn)
 }
 
 fn validation_tasks(run: &Run, attempted: u64, round: u64) -> Vec<Arc<Task>> {
