@@ -79,8 +79,12 @@
 
 mod actions;
 pub mod bandit;
+pub mod bm25;
+pub mod chat_user;
 pub mod grid;
 mod mdp;
+pub mod python;
+pub mod search;
 pub mod sokoban;
 pub mod treasure;
 

@@ -299,7 +299,7 @@ mod tests {
             // Against a wall, and two boxes in a row: nothing moves.
             ("#####/#.@$#/#####", "r", "#####/#.@$#/#####", 0.0, false),
             ("@$$-..", "r", "@$$-..", 0.0, false),
-            ("@*$-", "r", "@*$-", 0.0, false),
+            ("@*$.", "r", "@*$.", 0.0, false),
             // A box leaves its goal: -1/1.
             ("@*-$.", "r", "-+$$.", -1.0, false),
             ("+$-", "rl", "+-$", 0.0, false),
