@@ -8,7 +8,8 @@ use mipu_sandbox::Sandbox;
 use rand::seq::SliceRandom;
 
 use crate::data::{self, Row};
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Diagnostic, Place};
+use crate::env::Unscored;
 use crate::seed::{self, Purpose};
 use crate::spec::SplitShares;
 use crate::task::{Split, Task, TaskError, TaskSpec};
@@ -73,6 +74,7 @@ impl TaskSet {
             }
             names.push(spec.name.clone());
             hasher.update(blake3::hash(spec.text.as_bytes()).as_bytes());
+            hasher.update(&spec.beside);
             let rows = data::load(&spec.file.data, path, &spec.text, sandbox, seed).await?;
             for warning in rows.warnings {
                 tracing::warn!(task = %spec.name, "{warning}");
@@ -81,9 +83,13 @@ impl TaskSet {
             if let Some(first) = rows.rows.first() {
                 spec.check_templates(&first.fields)?;
             }
+            let mut rehearsed = false;
             for row in rows.rows {
                 hasher.update(row.hash.as_bytes());
                 let (task, prompt) = build(&spec, row).map_err(|error| spec.at(&error))?;
+                if !std::mem::replace(&mut rehearsed, true) {
+                    rehearse(&task, sandbox).await?;
+                }
                 let home = *homes.entry(prompt).or_insert(task.split);
                 if home != task.split {
                     let message = format!(
@@ -123,6 +129,34 @@ impl TaskSet {
             Split::Test => &mut self.test,
         }
     }
+}
+
+/// Opens the world of a row: what is written in Python or Rust shows what is wrong with it only when it runs.
+async fn rehearse(task: &Task, sandbox: &Sandbox) -> Result<(), TaskError> {
+    let spec = &task.spec;
+    let Some(kind) = &spec.kind else { return Ok(()) };
+    let mut chance = seed::stream(0, Purpose::Environment, &[0, 1]);
+    let opened = match kind.open(&Arc::new(task.clone()), sandbox, 0) {
+        Ok(mut world) => world.start(&mut chance).await.map(drop),
+        Err(error) => Err(error),
+    };
+    opened.map_err(|Unscored { reason }| {
+        let (message, hint) = match reason.split_once("\nhint: ") {
+            Some((message, hint)) => (message, Some(hint.to_owned())),
+            None => (reason.as_str(), None),
+        };
+        let line = spec
+            .text
+            .lines()
+            .position(|line| line.starts_with("environment:"));
+        let place = line.map_or_else(Place::default, |above| Place {
+            line: above + 1,
+            column: 1,
+        });
+        Diagnostic::at(&spec.path, &spec.text, place, message)
+            .with_hint(hint)
+            .into()
+    })
 }
 
 /// The task of a row, and the hash of what the agent sees of it.

@@ -2,8 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of tests may panic")]
 
+mod chance;
+mod concurrency;
 mod environment;
 mod hostile;
+mod kinds;
 mod malformed;
 mod rewards;
 mod rows;

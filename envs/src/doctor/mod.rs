@@ -95,6 +95,8 @@ pub struct Reference {
     pub episodes: usize,
     /// Rows that scored 1.
     pub solved: usize,
+    /// Mean reward of the rows, each by its last episode.
+    pub mean_reward: f64,
     /// Episodes lost because injected failures used up the turns; they were replayed with another seed.
     pub lost_to_failures: usize,
     /// Tool failures injected.
@@ -263,6 +265,9 @@ async fn check_solution(
         ..Reference::default()
     };
     let (mut turns, mut wall, mut played, mut leaks) = (0, Duration::ZERO, 0_usize, 0_usize);
+    let wanted = sample.first().and_then(|task| task.spec.file.solution.as_ref());
+    let wanted = wanted.map_or(1.0, |solution| solution.min_reward.get());
+    let mut earned = 0.0;
     for (index, task) in sample.iter().enumerate() {
         for attempt in 0..ATTEMPTS {
             let seed = seed::derive(options.seed, Purpose::Eval, &[index as u64, attempt]);
@@ -285,12 +290,17 @@ async fn check_solution(
             reference.tool_failures += episode.tool_failures;
             if episode.reward >= episode.best - 1e-9 && episode.best > 0.0 {
                 reference.solved += 1;
+                earned += episode.reward;
                 leaks += usize::from(leaked(task, episode.answer.as_deref()));
                 break;
             }
             if episode.stop == StopReason::MaxTurns && episode.tool_failures > 0 && attempt + 1 < ATTEMPTS {
                 reference.lost_to_failures += 1;
                 continue;
+            }
+            earned += episode.reward;
+            if wanted < 1.0 {
+                break; // chance has a say: the mean counts
             }
             let message = format!(
                 "{}: the solution scored {} and stopped at {:?}; its transcript: {}",
@@ -307,6 +317,15 @@ async fn check_solution(
             );
             break;
         }
+    }
+    reference.mean_reward = earned / sample.len().max(1) as f64;
+    if wanted < 1.0 && reference.mean_reward < wanted {
+        let message = format!(
+            "the solution earned {:.3} on average; `min_reward` asks for {wanted}",
+            reference.mean_reward
+        );
+        let hint = Some("improve the script, or lower `min_reward` to what the best policy earns");
+        report.add(Severity::Error, "solution", message, hint);
     }
     reference.mean_turns = turns as f64 / played.max(1) as f64;
     reference.episode_ms = wall.as_secs_f64() * 1e3 / played.max(1) as f64;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use mipu_sandbox::Sandbox;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::actions::{Direction, move_tool, slips};
 use super::{Chance, Effect, Kind, Mdp, Outcome, World, mdp};
@@ -227,6 +227,14 @@ impl Mdp for Grid {
 }
 
 impl GridSpec {
+    /// The grid of a row, with its exact probabilities: for [`optimal_value`](super::optimal_value) and the like.
+    ///
+    /// # Errors
+    /// When the row does not describe one.
+    pub fn of(&self, row: &Map<String, Value>) -> Result<Grid, Unscored> {
+        Ok(self.grid(&Fields::of(row))?)
+    }
+
     /// The grid of a row.
     pub(crate) fn grid(&self, fields: &Fields) -> Result<Grid, RenderError> {
         let rewards = [self.step_reward, self.goal_reward, self.hole_reward].map(Finite::get);
