@@ -104,7 +104,7 @@ pub(crate) enum PrecisionArg {
     Fp8,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Sampled {
     /// Model directory (a checkpoint of a run is one)
     #[arg(long, short, value_name = "DIR")]
@@ -139,12 +139,17 @@ pub(crate) struct Sampled {
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  mipu eval -m runs/quickstart-001/checkpoints/step-000040 -t tasks/calc.yaml"
-)]
+#[command(after_help = "\
+Examples:
+  mipu eval -m runs/quickstart-001/checkpoints/step-000060 -t tasks/calc.yaml
+  mipu eval -m runs/quickstart-001/checkpoints/step-000060 --against configs/base-tiny -t tasks/calc.yaml
+  mipu eval -m DIR -t tasks/calc.yaml --precision f32       J(pi): the trainer's own policy, in f32")]
 pub(crate) struct Eval {
     #[command(flatten)]
     pub(crate) sampled: Sampled,
+    /// A second model directory on the same rows and seeds: is the first one better? (paired test)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) against: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
