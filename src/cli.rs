@@ -14,7 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 Start here:
   mipu train configs/quickstart.yaml       train a small agent in about a minute, then open the report it names
   mipu task check tasks/calc.yaml          check that a task is solvable, deterministic and cannot be cheated
-  mipu task new my-task.yaml               write a commented task to start from"
+  mipu task new my-task.yaml --kind tool   write a commented task to start from"
 )]
 pub(crate) struct Cli {
     /// Say more (-v the steps, -vv the details); RUST_LOG overrides
@@ -212,7 +212,7 @@ pub(crate) enum Task {
         /// File to write (never overwritten)
         path: PathBuf,
         /// Which kind to start from
-        #[arg(long, value_enum, default_value = "calc")]
+        #[arg(long, value_enum, default_value = "tool")]
         kind: TaskKind,
     },
     /// Show a row as the model sees it: messages, ids and loss mask of the reference solution
@@ -260,9 +260,19 @@ Each line is a turn: `python print(6 * 7)`, then `answer 42`. `help` lists what 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum TaskKind {
     /// A question answered with the Python tool
-    Calc,
-    /// A function graded by unit tests
+    Tool,
+    /// A function graded by hidden unit tests
     Code,
+    /// A directory of files with a bug: search, edit, run tests
+    Repo,
+    /// A stochastic world: slippery ice
+    World,
+    /// A question over a corpus searched by BM25
+    Search,
+    /// A scripted user who must be asked
+    ChatUser,
+    /// A world of your own, written in Python
+    Python,
 }
 
 #[derive(Debug, Subcommand)]

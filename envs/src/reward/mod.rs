@@ -165,7 +165,7 @@ fn evaluate<'a>(
             }
             Rule::Json(rule) => json::score(answer, rule, &judge.fields)?,
             Rule::UnitTests(tests) => unit_tests::score(judge, tests, partial).await?,
-            Rule::Python(checker) => checker::score(judge, checker).await?,
+            Rule::Python(checker) => checker::score(judge, checker, metrics).await?,
             Rule::Environment(_) => judge.earned.clamp(0.0, 1.0),
             Rule::All(rules) => {
                 let mut worst = 1.0_f64;
