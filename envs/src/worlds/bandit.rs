@@ -31,9 +31,10 @@ const MAX_PRIOR: u32 = 64;
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BanditSpec {
-    /// Chance of each arm to win, or how many arms there are and the Beta distribution they are drawn from.
+    /// The arms: the chance of each to win, `[0.2, 0.8]`, or how many there are and the Beta distribution that each episode draws them
+    /// from, `{count: 3, prior: [1, 1]}`.
     pub arms: Setting<Arms>,
-    /// Pulls of an episode.
+    /// Pulls of an episode; each win pays `1 / horizon`.
     pub horizon: Turns,
     /// Observations `1` and `0`. Default false.
     #[serde(default)]
@@ -58,7 +59,9 @@ pub enum Arms {
 #[derive(Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum RawArms {
+    /// The chance of each arm to win, `[0.2, 0.8]`.
     Known(Vec<Probability>),
+    /// Arms whose chances are drawn anew for every episode, `{count: 3, prior: [1, 1]}`.
     Drawn {
         /// How many arms.
         count: usize,

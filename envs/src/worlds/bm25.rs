@@ -2,7 +2,7 @@
 //!
 //! `score(d, q) = sum_{t in q} idf(t) * f(t, d) * (k1 + 1) / (f(t, d) + k1 * (1 - b + b * |d| / avgdl))` with
 //! `idf(t) = ln(1 + (N - n(t) + 0.5) / (n(t) + 0.5))`: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and
-//! Beyond" (2009), equation 3.15, with the never negative `idf` of Lucene. `f(t, d)` counts the term in the document, `|d|` is the
+//! Beyond" (2009), section 3.4, with the never negative `idf` of Lucene. `f(t, d)` counts the term in the document, `|d|` is the
 //! document's length in terms, `avgdl` the mean length, `N` the number of documents and `n(t)` that of those holding the term.
 //!
 //! Own code, because results must be the same to the last bit on every run: the crates hash terms to 32 bits or order ties by chance.

@@ -25,9 +25,9 @@ use crate::template::{Fields, RenderError};
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GridSpec {
-    /// The cells, a line for each row: `S` start, `G` goal, `H` hole, `#` wall, `.` ground.
+    /// The cells, a line for each row: `S` start, `G` goal, `H` hole, `#` wall, `.` ground. One text of several lines, or a list.
     pub map: Setting<Lines>,
-    /// Chance that a move goes sideways, half of it to each side. Default 0.
+    /// Chance that a move goes sideways, half of it to each side (FrozenLake's own ice is 0.6667). Default 0.
     #[serde(default = "no_slip")]
     pub slip: Setting<Probability>,
     /// Paid for each move. Default 0.

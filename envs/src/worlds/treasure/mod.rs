@@ -32,21 +32,21 @@ pub use rules::{Action, Hunt, Treasure};
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TreasureSpec {
-    /// Rooms by name.
+    /// Rooms by name: `{hall: {text: A cold hall., exits: {north: attic}}}`.
     pub rooms: Setting<BTreeMap<String, Room>>,
     /// The room where the agent begins.
     pub start: Setting<String>,
-    /// Where each item lies; of several rooms one is drawn.
+    /// Where each item lies: `{key: attic, gold: [vault, cellar]}`; of several rooms one is drawn for every episode.
     pub items: Setting<BTreeMap<String, Places>>,
-    /// The item to find.
+    /// The item to find: taking it pays `goal_reward` and ends the episode.
     pub goal: Setting<String>,
-    /// Locked rooms and the item that unlocks each. Default none.
+    /// Locked rooms and the item that unlocks each, `{vault: key}`. Default none.
     #[serde(default = "no_locks")]
     pub locks: Setting<BTreeMap<String, String>>,
-    /// Chance that `go` leads nowhere. Default 0.
+    /// Chance that `go` leads nowhere and the agent stays. Default 0.
     #[serde(default = "no_slip")]
     pub stumble: Setting<Probability>,
-    /// Chance that `open` fails. Default 0.
+    /// Chance that `open` fails and must be tried again. Default 0.
     #[serde(default = "no_slip")]
     pub jam: Setting<Probability>,
     /// Paid for each action. Default 0.
@@ -68,7 +68,7 @@ fn no_locks() -> Setting<BTreeMap<String, String>> {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Room {
-    /// What it looks like.
+    /// What it looks like. Default: its name and exits are all that is said.
     #[serde(default)]
     pub text: String,
     /// Exits by name, and the rooms they lead to.
