@@ -302,6 +302,61 @@ pub(crate) enum Model {
         #[arg(long)]
         json: bool,
     },
+    /// Make a model directory of a GGUF file (Llama, Qwen2, Qwen3), tokenizer and chat template included
+    Import {
+        /// GGUF file
+        path: PathBuf,
+        /// Directory to write
+        #[arg(long, short)]
+        out: PathBuf,
+        /// How to store the weights; f32 keeps every bit of the file's values
+        #[arg(long, value_enum, default_value_t = FormatArg::F32)]
+        format: FormatArg,
+        /// Print one JSON object on standard output
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a model directory as other engines load it
+    Export {
+        /// Model directory (a checkpoint of a run is one)
+        path: PathBuf,
+        /// Directory to write
+        #[arg(long, short)]
+        out: PathBuf,
+        /// How to store the weights
+        #[arg(long, value_enum, default_value_t = FormatArg::Bf16)]
+        format: FormatArg,
+        /// Print one JSON object on standard output
+        #[arg(long)]
+        json: bool,
+    },
+    /// Download a model from a Hugging Face hub, every file checked against its hash
+    Pull {
+        /// ORG/NAME
+        repo: String,
+        /// Branch, tag or commit
+        #[arg(long, default_value = "main")]
+        revision: String,
+        /// Directory to write [default: models/NAME]
+        #[arg(long, short)]
+        out: Option<PathBuf>,
+        /// Print one JSON object on standard output
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// How a directory stores its weights.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum FormatArg {
+    /// Every bit of the f32 weights
+    F32,
+    /// bfloat16
+    Bf16,
+    /// compressed-tensors `float-quantized`: E4M3 with a scale for each output channel
+    Fp8Channel,
+    /// E4M3 with a scale for each 128 x 128 block (`weight_scale_inv`)
+    Fp8Block,
 }
 
 #[derive(Debug, Subcommand)]
