@@ -74,7 +74,7 @@ fn the_files_of_the_tutorial_load_and_its_task_passes_the_check() {
     let at = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
     let checked = succeed_json(&["task", "check", &at("clock.yaml"), "--rows", "16", "--json"]);
     assert_eq!(checked["ok"], true, "{checked}");
-    let warm = at("warm");
+    let warm = at("clock-base");
     let cloned = succeed_json(&[
         "sft",
         &at("warm.yaml"),
