@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use mipu_envs::import::{Comparison, Format};
 
 /// An agentic multi-turn RL gym with an accept-or-roll-back (MIPU) trainer.
 #[derive(Debug, Parser)]
@@ -252,6 +253,42 @@ Each line is a turn: `python print(6 * 7)`, then `answer 42`. `help` lists what 
         /// Seed of rows, failures and latencies
         #[arg(long, default_value_t = 0)]
         seed: u64,
+    },
+    /// Make a task file of problems kept elsewhere
+    #[command(after_help = "\
+Examples:
+  mipu task import human-eval HumanEval.jsonl.gz --out tasks/human-eval
+  mipu task import jsonl rows.jsonl --out tasks/mine --instruction \"{{ question }}\" --answer \"{{ answer }}\" --compare numeric
+  mipu task import reasoning-gym rows.jsonl --out tasks/gym --verifier verifier.py
+  mipu task import harbor DIR --out tasks/harbor
+
+What comes out is an ordinary task file with its rows beside it. Check it before you train: mipu task check.")]
+    Import {
+        /// human-eval, jsonl, harbor or reasoning-gym
+        format: Format,
+        /// File or directory to import
+        source: PathBuf,
+        /// Directory of the task files (made if need be; nothing in it is overwritten)
+        #[arg(long, short, value_name = "DIR")]
+        out: PathBuf,
+        /// Name of the task [default: that of the source]
+        #[arg(long)]
+        name: Option<String>,
+        /// jsonl: template of the prompt [default: the field question, prompt, instruction, problem or input]
+        #[arg(long, value_name = "TEMPLATE")]
+        instruction: Option<String>,
+        /// jsonl: template of the expected answer [default: the field answer, gold, target, output or solution]
+        #[arg(long, value_name = "TEMPLATE")]
+        answer: Option<String>,
+        /// jsonl: exact, numeric or contains
+        #[arg(long, default_value = "exact")]
+        compare: Comparison,
+        /// reasoning-gym: Python file that defines `score_answer(answer, entry)`
+        #[arg(long, value_name = "FILE")]
+        verifier: Option<PathBuf>,
+        /// Print one JSON object on standard output
+        #[arg(long)]
+        json: bool,
     },
     /// Print the JSON Schema of task files, for editors
     Schema {
