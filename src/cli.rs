@@ -104,7 +104,7 @@ pub(crate) enum PrecisionArg {
     Fp8,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Sampled {
     /// Model directory (a checkpoint of a run is one)
     #[arg(long, short, value_name = "DIR")]
@@ -139,12 +139,17 @@ pub(crate) struct Sampled {
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  mipu eval -m runs/quickstart-001/checkpoints/step-000040 -t tasks/calc.yaml"
-)]
+#[command(after_help = "\
+Examples:
+  mipu eval -m runs/quickstart-001/checkpoints/step-000060 -t tasks/calc.yaml
+  mipu eval -m runs/quickstart-001/checkpoints/step-000060 --against configs/base-tiny -t tasks/calc.yaml
+  mipu eval -m DIR -t tasks/calc.yaml --precision f32       J(pi): the trainer's own policy, in f32")]
 pub(crate) struct Eval {
     #[command(flatten)]
     pub(crate) sampled: Sampled,
+    /// A second model directory on the same rows and seeds: is the first one better? (paired test)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) against: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -297,6 +302,61 @@ pub(crate) enum Model {
         #[arg(long)]
         json: bool,
     },
+    /// Make a model directory of a GGUF file (Llama, Qwen2, Qwen3), tokenizer and chat template included
+    Import {
+        /// GGUF file
+        path: PathBuf,
+        /// Directory to write
+        #[arg(long, short)]
+        out: PathBuf,
+        /// How to store the weights; f32 keeps every bit of the file's values
+        #[arg(long, value_enum, default_value_t = FormatArg::F32)]
+        format: FormatArg,
+        /// Print one JSON object on standard output
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a model directory as other engines load it
+    Export {
+        /// Model directory (a checkpoint of a run is one)
+        path: PathBuf,
+        /// Directory to write
+        #[arg(long, short)]
+        out: PathBuf,
+        /// How to store the weights
+        #[arg(long, value_enum, default_value_t = FormatArg::Bf16)]
+        format: FormatArg,
+        /// Print one JSON object on standard output
+        #[arg(long)]
+        json: bool,
+    },
+    /// Download a model from a Hugging Face hub, every file checked against its hash
+    Pull {
+        /// ORG/NAME
+        repo: String,
+        /// Branch, tag or commit
+        #[arg(long, default_value = "main")]
+        revision: String,
+        /// Directory to write [default: models/NAME]
+        #[arg(long, short)]
+        out: Option<PathBuf>,
+        /// Print one JSON object on standard output
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// How a directory stores its weights.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum FormatArg {
+    /// Every bit of the f32 weights
+    F32,
+    /// bfloat16
+    Bf16,
+    /// compressed-tensors `float-quantized`: E4M3 with a scale for each output channel
+    Fp8Channel,
+    /// E4M3 with a scale for each 128 x 128 block (`weight_scale_inv`)
+    Fp8Block,
 }
 
 #[derive(Debug, Subcommand)]
