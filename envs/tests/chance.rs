@@ -54,6 +54,9 @@ fn chi_square(counts: &BTreeMap<String, f64>, expected: &[(&str, f64)]) -> f64 {
 /// The 0.9999 quantile of the chi-square distribution with 1, 2, .. degrees of freedom.
 const LIMIT: [f64; 6] = [15.14, 18.42, 21.11, 23.51, 25.74, 27.86];
 
+/// An environment, the turns played in it, and what may come of them.
+type Case<'a> = (&'a str, Vec<Reply>, Vec<(&'a str, f64)>);
+
 #[tokio::test]
 async fn transitions_have_the_documented_probabilities() {
     let go = |direction: &str| call("go", &[("direction", direction)]);
@@ -79,7 +82,7 @@ async fn transitions_have_the_documented_probabilities() {
       - {name: day, value: Monday, says: On Monday., asked_by: [day], reveal: 0.4, evade: Hm.}
       - {name: time, value: noon, asked_by: [time], after: [day]}
 ";
-    let cases: Vec<(&str, Vec<Reply>, Vec<(&str, f64)>)> = vec![
+    let cases: Vec<Case<'_>> = vec![
         // 1 - slip ahead, slip / 2 to each side.
         (
             "  grid: {view: position, compact: true, slip: 0.3, map: ['...', '.S.', '..G']}\n",

@@ -8,6 +8,7 @@ mod environment;
 mod hostile;
 mod kinds;
 mod malformed;
+mod repo;
 mod rewards;
 mod rows;
 mod scripts;

@@ -41,12 +41,15 @@ pub enum Environment {
     Custom(Name),
 }
 
+/// A kind, and the bytes of the file it was read from.
+pub(crate) type KindAndFile = (Arc<dyn Kind>, Vec<u8>);
+
 impl Environment {
     /// The kind, ready to open worlds, and the bytes of the file it was read from, if any; `None` for a custom one.
     ///
     /// # Errors
     /// When a file beside the task file at `path` cannot be read.
-    pub(crate) fn read(&self, path: &Path) -> Result<Option<(Arc<dyn Kind>, Vec<u8>)>, Diagnostic> {
+    pub(crate) fn read(&self, path: &Path) -> Result<Option<KindAndFile>, Diagnostic> {
         let kind: Arc<dyn Kind> = match self {
             Self::Grid(spec) => Arc::new(spec.as_ref().clone()),
             Self::Sokoban(spec) => Arc::new(spec.as_ref().clone()),

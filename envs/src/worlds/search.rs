@@ -320,7 +320,7 @@ mod tests {
             ),
             ("documents: []", "no document"),
             (
-                "documents: [{id: a, text: x}, {id: a, text: y}]",
+                "documents: [{id: a, text: x}, {id: a, text: z}]",
                 "two documents have the id \"a\"",
             ),
             ("documents: [{id: a}]", "missing field `text`"),
