@@ -4,8 +4,12 @@
 
 mod environment;
 mod hostile;
+mod human_eval;
+mod import;
 mod malformed;
+mod reasoning_gym;
 mod rewards;
+mod robust;
 mod rows;
 mod scripts;
 mod task_files;
