@@ -14,7 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 Start here:
   mipu train configs/quickstart.yaml       train a small agent in about a minute, then open the report it names
   mipu task check tasks/calc.yaml          check that a task is solvable, deterministic and cannot be cheated
-  mipu task new my-task.yaml               write a commented task to start from"
+  mipu task new my-task.yaml --kind tool   write a commented task to start from"
 )]
 pub(crate) struct Cli {
     /// Say more (-v the steps, -vv the details); RUST_LOG overrides
@@ -104,7 +104,7 @@ pub(crate) enum PrecisionArg {
     Fp8,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Sampled {
     /// Model directory (a checkpoint of a run is one)
     #[arg(long, short, value_name = "DIR")]
@@ -139,12 +139,17 @@ pub(crate) struct Sampled {
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  mipu eval -m runs/quickstart-001/checkpoints/step-000040 -t tasks/calc.yaml"
-)]
+#[command(after_help = "\
+Examples:
+  mipu eval -m runs/quickstart-001/checkpoints/step-000060 -t tasks/calc.yaml
+  mipu eval -m runs/quickstart-001/checkpoints/step-000060 --against configs/base-tiny -t tasks/calc.yaml
+  mipu eval -m DIR -t tasks/calc.yaml --precision f32       J(pi): the trainer's own policy, in f32")]
 pub(crate) struct Eval {
     #[command(flatten)]
     pub(crate) sampled: Sampled,
+    /// A second model directory on the same rows and seeds: is the first one better? (paired test)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) against: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -212,7 +217,7 @@ pub(crate) enum Task {
         /// File to write (never overwritten)
         path: PathBuf,
         /// Which kind to start from
-        #[arg(long, value_enum, default_value = "calc")]
+        #[arg(long, value_enum, default_value = "tool")]
         kind: TaskKind,
     },
     /// Show a row as the model sees it: messages, ids and loss mask of the reference solution
@@ -260,9 +265,19 @@ Each line is a turn: `python print(6 * 7)`, then `answer 42`. `help` lists what 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum TaskKind {
     /// A question answered with the Python tool
-    Calc,
-    /// A function graded by unit tests
+    Tool,
+    /// A function graded by hidden unit tests
     Code,
+    /// A directory of files with a bug: search, edit, run tests
+    Repo,
+    /// A stochastic world: slippery ice
+    World,
+    /// A question over a corpus searched by BM25
+    Search,
+    /// A scripted user who must be asked
+    ChatUser,
+    /// A world of your own, written in Python
+    Python,
 }
 
 #[derive(Debug, Subcommand)]
@@ -287,6 +302,61 @@ pub(crate) enum Model {
         #[arg(long)]
         json: bool,
     },
+    /// Make a model directory of a GGUF file (Llama, Qwen2, Qwen3), tokenizer and chat template included
+    Import {
+        /// GGUF file
+        path: PathBuf,
+        /// Directory to write
+        #[arg(long, short)]
+        out: PathBuf,
+        /// How to store the weights; f32 keeps every bit of the file's values
+        #[arg(long, value_enum, default_value_t = FormatArg::F32)]
+        format: FormatArg,
+        /// Print one JSON object on standard output
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a model directory as other engines load it
+    Export {
+        /// Model directory (a checkpoint of a run is one)
+        path: PathBuf,
+        /// Directory to write
+        #[arg(long, short)]
+        out: PathBuf,
+        /// How to store the weights
+        #[arg(long, value_enum, default_value_t = FormatArg::Bf16)]
+        format: FormatArg,
+        /// Print one JSON object on standard output
+        #[arg(long)]
+        json: bool,
+    },
+    /// Download a model from a Hugging Face hub, every file checked against its hash
+    Pull {
+        /// ORG/NAME
+        repo: String,
+        /// Branch, tag or commit
+        #[arg(long, default_value = "main")]
+        revision: String,
+        /// Directory to write [default: models/NAME]
+        #[arg(long, short)]
+        out: Option<PathBuf>,
+        /// Print one JSON object on standard output
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// How a directory stores its weights.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum FormatArg {
+    /// Every bit of the f32 weights
+    F32,
+    /// bfloat16
+    Bf16,
+    /// compressed-tensors `float-quantized`: E4M3 with a scale for each output channel
+    Fp8Channel,
+    /// E4M3 with a scale for each 128 x 128 block (`weight_scale_inv`)
+    Fp8Block,
 }
 
 #[derive(Debug, Subcommand)]

@@ -90,7 +90,7 @@ impl Tokenizer {
         Self::from_json(tokenizer.to_string()).map_err(ModelError::Tokenizer)
     }
 
-    fn from_json(json: String) -> Result<Self, String> {
+    pub(crate) fn from_json(json: String) -> Result<Self, String> {
         let mut value: Value = serde_json::from_str(&json).map_err(|e| e.to_string())?;
         let map = value.as_object_mut().ok_or("expected an object")?;
         let mut added = Vec::new();
@@ -195,6 +195,18 @@ impl Tokenizer {
             .iter()
             .find(|(t, _)| t == text)
             .map(|(_, id)| *id)
+    }
+
+    /// Texts and ids of the added tokens, by id.
+    pub fn added(&self) -> impl Iterator<Item = (&str, u32)> {
+        let mut all: Vec<_> = self
+            .inner
+            .added
+            .iter()
+            .map(|(text, id)| (text.as_str(), *id))
+            .collect();
+        all.sort_by_key(|(_, id)| *id);
+        all.into_iter()
     }
 
     /// Entries, added tokens included.

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod engine;
+mod gguf;
 mod parity;
 mod rollout;
 mod support;

@@ -8,7 +8,8 @@ use mipu_sandbox::Sandbox;
 use rand::seq::SliceRandom;
 
 use crate::data::{self, Row};
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Diagnostic, Place};
+use crate::env::Unscored;
 use crate::seed::{self, Purpose};
 use crate::spec::SplitShares;
 use crate::task::{Split, Task, TaskError, TaskSpec};
@@ -56,7 +57,9 @@ impl TaskSet {
         for path in paths.iter().map(AsRef::as_ref) {
             let spec = loader.enter(TaskSpec::read(path, kinds)?)?;
             let rows = data::load(&spec.file.data, path, &spec.text, sandbox, seed).await?;
-            loader.add(&spec, rows)?;
+            if let Some(task) = loader.add(&spec, rows)? {
+                rehearse(&task, sandbox).await?;
+            }
         }
         Ok(loader.finish(seed))
     }
@@ -128,11 +131,12 @@ impl Loader {
         }
         self.names.push(spec.name.clone());
         self.hasher.update(blake3::hash(spec.text.as_bytes()).as_bytes());
+        self.hasher.update(&spec.beside);
         Ok(Arc::new(spec))
     }
 
-    /// Adds the rows of a file.
-    fn add(&mut self, spec: &Arc<TaskSpec>, rows: data::Rows) -> Result<(), TaskError> {
+    /// Adds the rows of a file; returns the task of the first.
+    fn add(&mut self, spec: &Arc<TaskSpec>, rows: data::Rows) -> Result<Option<Arc<Task>>, TaskError> {
         for warning in rows.warnings {
             tracing::warn!(task = %spec.name, "{warning}");
             self.set
@@ -142,6 +146,7 @@ impl Loader {
         if let Some(first) = rows.rows.first() {
             spec.check_templates(&first.fields)?;
         }
+        let mut first = None;
         for row in rows.rows {
             self.hasher.update(row.hash.as_bytes());
             let (task, prompt) = build(spec, row).map_err(|error| spec.at(&error))?;
@@ -154,9 +159,11 @@ impl Loader {
                 let hint = "give the task files the same `split`".to_owned();
                 return Err(Diagnostic::whole(&spec.path, message).with_hint(hint).into());
             }
-            self.set.split_mut(task.split).push(Arc::new(task));
+            let task = Arc::new(task);
+            first.get_or_insert_with(|| Arc::clone(&task));
+            self.set.split_mut(task.split).push(task);
         }
-        Ok(())
+        Ok(first)
     }
 
     /// The set, in the order of `seed`.
@@ -172,6 +179,34 @@ impl Loader {
         self.set.content_hash = self.hasher.finalize().to_hex().to_string();
         self.set
     }
+}
+
+/// Opens the world of a row: what is written in Python or Rust shows what is wrong with it only when it runs.
+async fn rehearse(task: &Arc<Task>, sandbox: &Sandbox) -> Result<(), TaskError> {
+    let spec = &task.spec;
+    let Some(kind) = &spec.kind else { return Ok(()) };
+    let mut chance = seed::stream(0, Purpose::Environment, &[0, 1]);
+    let opened = match kind.open(task, sandbox, 0) {
+        Ok(mut world) => world.start(&mut chance).await.map(drop),
+        Err(error) => Err(error),
+    };
+    opened.map_err(|Unscored { reason }| {
+        let (message, hint) = match reason.split_once("\nhint: ") {
+            Some((message, hint)) => (message, Some(hint.to_owned())),
+            None => (reason.as_str(), None),
+        };
+        let line = spec
+            .text
+            .lines()
+            .position(|line| line.starts_with("environment:"));
+        let place = line.map_or_else(Place::default, |above| Place {
+            line: above + 1,
+            column: 1,
+        });
+        Diagnostic::at(&spec.path, &spec.text, place, message)
+            .with_hint(hint)
+            .into()
+    })
 }
 
 /// The task of a row, and the hash of what the agent sees of it.

@@ -2,10 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of tests may panic")]
 
+mod chance;
+mod concurrency;
+mod doctor;
 mod environment;
 mod hostile;
 mod human_eval;
 mod import;
+mod kinds;
 mod malformed;
 mod reasoning_gym;
 mod rewards;

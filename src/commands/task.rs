@@ -99,8 +99,13 @@ async fn check(paths: &[std::path::PathBuf], rows: usize, seed: u64, json: bool)
 
 fn new(path: &Path, kind: TaskKind) -> anyhow::Result<ExitCode> {
     let text = match kind {
-        TaskKind::Calc => include_str!("../templates/calc.yaml"),
+        TaskKind::Tool => include_str!("../templates/tool.yaml"),
         TaskKind::Code => include_str!("../templates/code.yaml"),
+        TaskKind::Repo => include_str!("../templates/repo.yaml"),
+        TaskKind::World => include_str!("../templates/world.yaml"),
+        TaskKind::Search => include_str!("../templates/search.yaml"),
+        TaskKind::ChatUser => include_str!("../templates/chat-user.yaml"),
+        TaskKind::Python => include_str!("../templates/python.yaml"),
     };
     let mut file = OpenOptions::new()
         .write(true)

@@ -160,14 +160,7 @@ fn refuse(raw: &RawConfig) -> Result<(), String> {
     if raw.use_sliding_window == Some(true) {
         return Err("`use_sliding_window: true` is not supported".to_owned());
     }
-    if set(&raw.quantization_config) {
-        return Err(
-            "`quantization_config` is set: pre-quantised checkpoints are not read\nhint: start from the \
-                    bf16 checkpoint; the sampler quantises it itself"
-                .to_owned(),
-        );
-    }
-    Ok(())
+    super::format::check_quantization(raw.quantization_config.as_ref().unwrap_or(&Value::Null))
 }
 
 impl ModelConfig {
@@ -410,8 +403,13 @@ mod tests {
             ("vocab_size", json!(0), "`vocab_size` must be positive"),
             (
                 "quantization_config",
-                json!({"quant_method": "fp8"}),
-                "pre-quantised",
+                json!({"quant_method": "gptq"}),
+                "quantised by `gptq` are not read",
+            ),
+            (
+                "quantization_config",
+                json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}),
+                "must be `float-quantized`; got \"pack-quantized\"",
             ),
         ] {
             let error = parse(with("llama", key, value)).unwrap_err();

@@ -34,6 +34,14 @@ pub enum ModelError {
         /// What was expected and found.
         reason: String,
     },
+    /// A model could not be had from a hub.
+    #[error("{repo}: {reason}")]
+    Hub {
+        /// `ORG/NAME`.
+        repo: String,
+        /// What was expected and found.
+        reason: String,
+    },
     /// The tokenizer refused.
     #[error("tokenizer: {0}")]
     Tokenizer(String),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{ModelConfig, ModelError, Weights};
+use super::{ModelConfig, ModelError, WeightFormat, Weights};
 use crate::tokenizer::Tokenizer;
 
 /// A HF-style directory in memory.
@@ -77,12 +77,20 @@ impl LoadedModel {
     /// # Errors
     /// On a file-system failure.
     pub fn save(&self, dir: &Path) -> Result<(), ModelError> {
+        self.save_as(dir, WeightFormat::F32)
+    }
+
+    /// [`LoadedModel::save`] with the weights in another format, which `config.json` names for other engines.
+    ///
+    /// # Errors
+    /// On a file-system failure.
+    pub fn save_as(&self, dir: &Path, format: WeightFormat) -> Result<(), ModelError> {
         std::fs::create_dir_all(dir).map_err(ModelError::io(dir))?;
         let write = |name: &str, text: &str| {
             let path = dir.join(name);
             std::fs::write(&path, text).map_err(ModelError::io(&path))
         };
-        write("config.json", &pretty(&self.weights.config.to_json()))?;
+        write("config.json", &pretty(&self.config_json(format)))?;
         write("tokenizer.json", self.tokenizer.json())?;
         if !self.tokenizer_config.is_null() {
             write("tokenizer_config.json", &pretty(&self.tokenizer_config))?;
@@ -96,7 +104,23 @@ impl LoadedModel {
         if let Some(dialect) = &self.dialect {
             write("mipu.json", &pretty(&json!({ "dialect": dialect })))?;
         }
-        self.weights.write(&dir.join("model.safetensors"))
+        self.weights.write_as(&dir.join("model.safetensors"), format)
+    }
+
+    /// `config.json`: the shape, special ids (some engines look for them here), and how the weights are stored.
+    fn config_json(&self, format: WeightFormat) -> Value {
+        let config = &self.weights.config;
+        let mut json = config.to_json();
+        json["torch_dtype"] = format.torch_dtype().into();
+        for role in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+            if let Some(id) = self.generation_config.get(role).filter(|id| !id.is_null()) {
+                json[role] = id.clone();
+            }
+        }
+        if let Some(quantization) = format.quantization(config) {
+            json["quantization_config"] = quantization;
+        }
+        json
     }
 
     /// A random byte-level policy that speaks the compact dialect.

@@ -1,14 +1,10 @@
-//! f32 master weights by canonical name, and their safetensors files.
+//! f32 master weights by canonical name.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use mipu_envs::seed::{Purpose, stream};
 use rand::Rng;
-use safetensors::tensor::{Dtype, TensorView, View};
-use safetensors::{SafeTensorError, SafeTensors};
 
 use super::{ModelConfig, ModelError};
 
@@ -22,27 +18,6 @@ pub struct Weights {
     pub config: Arc<ModelConfig>,
     /// `(name, shape, row-major values)`.
     pub tensors: Vec<NamedTensor>,
-}
-
-/// A tensor as safetensors writes it.
-struct Bytes<'a>(&'a [usize], &'a [f32]);
-
-impl View for Bytes<'_> {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
-    }
-
-    fn shape(&self) -> &[usize] {
-        self.0
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(bytemuck::cast_slice(self.1))
-    }
-
-    fn data_len(&self) -> usize {
-        self.1.len() * 4
-    }
 }
 
 impl Weights {
@@ -131,147 +106,10 @@ impl Weights {
             None => Ok(()),
         }
     }
-
-    /// Writes one f32 safetensors file (equal weights give equal bytes).
-    ///
-    /// # Errors
-    /// On a file-system failure.
-    pub fn write(&self, path: &Path) -> Result<(), ModelError> {
-        let views = self
-            .tensors
-            .iter()
-            .map(|(name, shape, values)| (name.as_str(), Bytes(shape, values)));
-        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-        safetensors::serialize_to_file(views, Some(metadata), path).map_err(|e| match e {
-            SafeTensorError::IoError(e) => ModelError::io(path)(e),
-            other => ModelError::file(path, other),
-        })
-    }
-
-    /// Reads one safetensors file (f32, bf16 or f16).
-    ///
-    /// # Errors
-    /// Names the file and the tensor: missing, extra, mis-shaped, truncated, non-finite.
-    pub fn read(config: Arc<ModelConfig>, path: &Path) -> Result<Self, ModelError> {
-        Self::read_files(config, &[path.to_owned()], path)
-    }
-
-    /// Reads `model.safetensors`, or the shards of `model.safetensors.index.json`.
-    ///
-    /// # Errors
-    /// As [`Weights::read`].
-    pub fn read_dir(config: Arc<ModelConfig>, dir: &Path) -> Result<Self, ModelError> {
-        let index = dir.join("model.safetensors.index.json");
-        if !index.exists() {
-            return Self::read(config, &dir.join("model.safetensors"));
-        }
-        let text = std::fs::read_to_string(&index).map_err(ModelError::io(&index))?;
-        let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| ModelError::file(&index, e))?;
-        let map = json.get("weight_map").and_then(|m| m.as_object());
-        let map = map.ok_or_else(|| ModelError::file(&index, "`weight_map` must be an object"))?;
-        let mut shards: Vec<PathBuf> = Vec::new();
-        for (tensor, shard) in map {
-            let name = shard.as_str().filter(|s| !s.contains(['/', '\\']));
-            let name =
-                name.ok_or_else(|| ModelError::tensor(&index, tensor, "its shard must be a file name"))?;
-            shards.push(dir.join(name));
-        }
-        shards.sort();
-        shards.dedup();
-        Self::read_files(config, &shards, &index)
-    }
-
-    fn read_files(config: Arc<ModelConfig>, files: &[PathBuf], whole: &Path) -> Result<Self, ModelError> {
-        let mut expected: BTreeMap<String, Vec<usize>> = config.tensor_shapes().into_iter().collect();
-        if config.tie_word_embeddings {
-            // Some writers store the tied head as well; it must then equal the embedding.
-            expected.insert(
-                "lm_head.weight".to_owned(),
-                vec![config.vocab_size, config.hidden_size],
-            );
-        }
-        let mut found: HashMap<String, Arc<Vec<f32>>> = HashMap::new();
-        for path in files {
-            let bytes = std::fs::read(path).map_err(ModelError::io(path))?;
-            let file = SafeTensors::deserialize(&bytes).map_err(|e| ModelError::file(path, describe(&e)))?;
-            for (name, view) in file.iter() {
-                if name.ends_with("rotary_emb.inv_freq") {
-                    continue; // derived from the config
-                }
-                let Some(shape) = expected.get(name) else {
-                    return Err(ModelError::tensor(
-                        path,
-                        name,
-                        "not part of this model (see `config.json`)",
-                    ));
-                };
-                let values = floats(path, name, &view)?;
-                check_tensor(path, name, shape, view.shape(), &values)?;
-                if found.insert(name.to_owned(), Arc::new(values)).is_some() {
-                    return Err(ModelError::tensor(path, name, "stored twice"));
-                }
-            }
-        }
-        if config.tie_word_embeddings
-            && let Some(head) = found.get("lm_head.weight")
-            && found.get("model.embed_tokens.weight") != Some(head)
-        {
-            return Err(ModelError::tensor(
-                whole,
-                "lm_head.weight",
-                "differs from the embedding although `tie_word_embeddings` is true",
-            ));
-        }
-        let tensors = config
-            .tensor_shapes()
-            .into_iter()
-            .map(|(name, shape)| match found.remove(&name) {
-                Some(values) => Ok((name, shape, values)),
-                None => Err(ModelError::tensor(
-                    whole,
-                    &name,
-                    format!("missing (expected {shape:?})"),
-                )),
-            });
-        Ok(Self {
-            tensors: tensors.collect::<Result<_, _>>()?,
-            config,
-        })
-    }
 }
 
-fn describe(error: &SafeTensorError) -> String {
-    let hint = match error {
-        SafeTensorError::MetadataIncompleteBuffer | SafeTensorError::InvalidHeaderLength => {
-            " (the file is truncated or was not fully downloaded)"
-        }
-        SafeTensorError::HeaderTooSmall | SafeTensorError::HeaderTooLarge => {
-            " (not a safetensors file, or truncated)"
-        }
-        _ => "",
-    };
-    format!("not a readable safetensors file: {error}{hint}")
-}
-
-fn floats(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Vec<f32>, ModelError> {
-    let data = view.data();
-    let half = |of: fn([u8; 2]) -> f32| data.chunks_exact(2).map(|b| of([b[0], b[1]])).collect();
-    match view.dtype() {
-        Dtype::F32 => Ok(data
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect()),
-        Dtype::BF16 => Ok(half(|b| half::bf16::from_le_bytes(b).to_f32())),
-        Dtype::F16 => Ok(half(|b| half::f16::from_le_bytes(b).to_f32())),
-        other => Err(ModelError::tensor(
-            path,
-            name,
-            format!("expected F32, BF16 or F16; got {other:?}"),
-        )),
-    }
-}
-
-fn check_tensor(
+/// Checks a tensor's shape and that every value is finite.
+pub(super) fn check_tensor(
     path: &Path,
     name: &str,
     want: &[usize],
@@ -312,109 +150,12 @@ fn normal(len: usize, std: f64, rng: &mut impl Rng) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    fn tiny() -> Weights {
-        Weights::init(Arc::new(ModelConfig::tiny()), 7)
-    }
-
-    fn rewrite(dir: &Path, edit: impl FnOnce(&mut Vec<NamedTensor>)) -> String {
-        let mut weights = tiny();
-        edit(&mut weights.tensors);
-        let path = dir.join("model.safetensors");
-        weights.write(&path).unwrap();
-        match Weights::read_dir(Arc::new(ModelConfig::tiny()), dir) {
-            Ok(_) => "read".to_owned(),
-            Err(e) => e.to_string().replace(&dir.display().to_string(), "DIR"),
-        }
-    }
-
     #[test]
-    fn a_round_trip_keeps_every_bit() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("w.safetensors");
-        let weights = tiny();
-        weights.write(&path).unwrap();
-        let first = std::fs::read(&path).unwrap();
-        let again = Weights::read(weights.config.clone(), &path).unwrap();
-        assert_eq!(again.hash(), weights.hash());
-        again.write(&path).unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), first);
-        assert_ne!(Weights::init(weights.config.clone(), 8).hash(), weights.hash());
-    }
-
-    #[test]
-    fn errors_name_the_file_and_the_tensor() {
-        let dir = tempfile::tempdir().unwrap();
-        let d = dir.path();
-        assert_eq!(rewrite(d, |_| ()), "read");
-        let missing = rewrite(d, |t| drop(t.remove(3)));
-        assert!(
-            missing
-                .contains("DIR/model.safetensors: tensor `model.layers.0.self_attn.k_proj.weight`: missing")
-        );
-        let extra = rewrite(d, |t| {
-            t.push(("adapter.weight".into(), vec![1], Arc::new(vec![0.0])))
-        });
-        assert!(
-            extra.contains("tensor `adapter.weight`: not part of this model"),
-            "{extra}"
-        );
-        let shape = rewrite(d, |t| t[1].1 = vec![2, 48]);
-        assert!(
-            shape.contains("input_layernorm.weight`: expected shape [96]; got [2, 48]"),
-            "{shape}"
-        );
-        let nan = rewrite(d, |t| Arc::make_mut(&mut t[0].2)[5] = f32::NAN);
-        assert!(nan.contains("value NaN at index 5 is not finite"), "{nan}");
-        let head = vec![0.0; 272 * 96];
-        let tied = rewrite(d, |t| {
-            t.push(("lm_head.weight".into(), vec![272, 96], Arc::new(head)))
-        });
-        assert!(tied.contains("differs from the embedding"), "{tied}");
-
-        let path = d.join("model.safetensors");
-        tiny().write(&path).unwrap();
-        let bytes = std::fs::read(&path).unwrap();
-        std::fs::write(&path, &bytes[..bytes.len() - 10]).unwrap();
-        let cut = Weights::read_dir(Arc::new(ModelConfig::tiny()), d)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            cut.contains("model.safetensors") && cut.contains("truncated"),
-            "{cut}"
-        );
-    }
-
-    #[test]
-    fn shards_and_half_precision_are_read() {
-        let dir = tempfile::tempdir().unwrap();
-        let weights = tiny();
-        let mut map = serde_json::Map::new();
-        for (shard, part) in weights.tensors.chunks(20).enumerate() {
-            let file = format!("model-{shard}.safetensors");
-            let halves: Vec<Vec<u8>> = part
-                .iter()
-                .map(|(_, _, v)| {
-                    v.iter()
-                        .flat_map(|&x| half::bf16::from_f32(x).to_le_bytes())
-                        .collect()
-                })
-                .collect();
-            let views = part.iter().zip(&halves).map(|((name, shape, _), data)| {
-                map.insert(name.clone(), file.clone().into());
-                (
-                    name.clone(),
-                    TensorView::new(Dtype::BF16, shape.clone(), data).unwrap(),
-                )
-            });
-            let views: Vec<_> = views.collect();
-            safetensors::serialize_to_file(views, None, &dir.path().join(&file)).unwrap();
-        }
-        let index = serde_json::json!({ "weight_map": map }).to_string();
-        std::fs::write(dir.path().join("model.safetensors.index.json"), index).unwrap();
-        let read = Weights::read_dir(weights.config.clone(), dir.path()).unwrap();
-        for (a, b) in read.tensors.iter().zip(&weights.tensors) {
-            let rounded: Vec<f32> = b.2.iter().map(|&x| half::bf16::from_f32(x).to_f32()).collect();
-            assert_eq!(*a.2, rounded, "{}", a.0);
-        }
+    fn initial_weights_are_a_function_of_the_seed() {
+        let config = Arc::new(ModelConfig::tiny());
+        let hash = |seed| Weights::init(config.clone(), seed).hash();
+        assert_eq!(hash(7), hash(7));
+        assert_ne!(hash(7), hash(8));
+        assert!(Weights::init(config, 7).check().is_ok());
     }
 }

@@ -9,8 +9,10 @@
 pub mod e4m3;
 mod kernels;
 mod linear;
+mod matrix;
 mod scale;
 
 pub(crate) use kernels::{Codes, Isa, LANES, multiply};
 pub(crate) use linear::{Linear, Store, Team};
+pub(crate) use matrix::Tile;
 pub(crate) use scale::{fake_quantise, quantise};

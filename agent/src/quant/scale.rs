@@ -7,9 +7,9 @@ use crate::simd::wide;
 /// Smallest scale, so that a row of zeros divides.
 const FLOOR: f32 = 1e-12;
 
-/// `amax / 448` of a row, at least 1e-12.
+/// Largest magnitude.
 #[inline(always)]
-fn scale_of(row: &[f32]) -> f32 {
+pub(crate) fn amax(row: &[f32]) -> f32 {
     let mut lanes = [0f32; 8];
     let (chunks, rest) = row.as_chunks::<8>();
     for chunk in chunks {
@@ -18,16 +18,18 @@ fn scale_of(row: &[f32]) -> f32 {
             lanes[i] = if x > lanes[i] { x } else { lanes[i] };
         }
     }
-    let mut amax = 0f32;
-    for x in lanes.iter().chain(rest) {
-        amax = amax.max(x.abs());
-    }
+    lanes.iter().chain(rest).fold(0f32, |amax, x| amax.max(x.abs()))
+}
+
+/// `amax / 448`, at least 1e-12.
+#[inline(always)]
+pub(crate) fn scale_for(amax: f32) -> f32 {
     (amax / e4m3::MAX).max(FLOOR)
 }
 
 wide! {
     /// Codes of `row / scale`.
-    fn encode_row(row: &[f32], scale: f32, codes: &mut [u8]) {
+    pub(crate) fn encode_row(row: &[f32], scale: f32, codes: &mut [u8]) {
         let n = row.len();
         let codes = &mut codes[..n];
         for i in 0..n {
@@ -37,7 +39,7 @@ wide! {
 
     /// Divides a row by its scale and rounds to E4M3 values; returns the scale.
     fn round_row(row: &mut [f32]) -> f32 {
-        let scale = scale_of(row);
+        let scale = scale_for(amax(row));
         for x in row.iter_mut() {
             *x = e4m3::round(*x / scale);
         }
@@ -48,7 +50,7 @@ wide! {
 /// Codes of a row, put at the given places, and their scale.
 pub(crate) fn quantise(row: &[f32], places: impl Iterator<Item = usize>, out: &mut [u8]) -> f32 {
     let mut codes = [0u8; 256];
-    let scale = scale_of(row);
+    let scale = scale_for(amax(row));
     let mut places = places;
     for part in row.chunks(codes.len()) {
         encode_row(part, scale, &mut codes);

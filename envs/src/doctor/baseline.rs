@@ -95,7 +95,18 @@ pub(super) async fn check_attacks(
             source.push_str(&format!("\n{name} = attack"));
         }
         let candidate = if target.whole { source } else { expression(&source) };
-        tolerated = tolerated.max(earned(task, sandbox, candidate, &target).await?);
+        let earned = earned(task, sandbox, candidate, &target).await?;
+        if control == CONTROLS[0] && earned > 0.0 {
+            report.add_row(
+                Severity::Error,
+                "baseline",
+                &task.id,
+                format!("functions that return the text \"mipu\" scored {earned}"),
+                None,
+                "compare the result: `assert f(1) == 2` where `assert f(1)` accepts anything that is not empty",
+            );
+        }
+        tolerated = tolerated.max(earned);
     }
     let mut rewards = Vec::new();
     for attack in attacks() {

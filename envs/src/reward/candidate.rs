@@ -50,6 +50,8 @@ pub(super) fn deadline(judge: &Judge, tests: &UnitTests) -> Duration {
 /// A candidate's source, and the session that has executed it once a case has called it.
 pub(super) struct Candidate<'a> {
     judge: &'a Judge,
+    /// It is a file of the episode directory: the others lie beside it, to be imported.
+    with_files: bool,
     source: &'a str,
     seed: u64,
     policy: Policy,
@@ -65,6 +67,7 @@ impl<'a> Candidate<'a> {
         };
         Self {
             judge,
+            with_files: tests.file.is_some(),
             source,
             seed,
             policy,
@@ -77,7 +80,7 @@ impl<'a> Candidate<'a> {
         // One endless case must not cost the others their credit.
         if self.session.as_ref().is_none_or(|session| !session.is_alive()) {
             let seed = seed::derive(self.seed, Purpose::Sandbox, &[3]);
-            let mut session = self.judge.sandbox.session(&self.policy, seed).await?;
+            let mut session = open(self.judge, self.with_files, &self.policy, seed).await?;
             let outcome = session.exec(self.source, b"").await?;
             // A script that ends with `sys.exit()` has still defined its functions.
             if matches!(outcome.status, Status::Raised { .. }) || !session.is_alive() {
@@ -160,11 +163,8 @@ impl<'a> Candidate<'a> {
             ..self.policy.clone()
         };
         let seed = seed::derive(self.seed, Purpose::Sandbox, &[6, index as u64]);
-        let judge = self.judge;
-        let outcome = judge
-            .sandbox
-            .run(self.source, stdin.as_bytes(), &policy, seed)
-            .await?;
+        let mut session = open(self.judge, self.with_files, &policy, seed).await?;
+        let outcome = session.exec(self.source, stdin.as_bytes()).await?;
         Ok(match &outcome.status {
             // However it left: what it printed counts, its exit code says nothing.
             Status::Exited { .. } | Status::Aborted { .. } if outcome.truncated => Some(Failed::told(
@@ -209,6 +209,17 @@ impl<'a> Candidate<'a> {
             ..Failed::of(&outcome, self.policy.deadline)
         }))
     }
+}
+
+/// A fresh untrusted session, with the files that the source may import.
+async fn open(judge: &Judge, with_files: bool, policy: &Policy, seed: u64) -> Result<Session, Unscored> {
+    let session = judge.sandbox.session(policy, seed).await?;
+    for (path, content) in judge.files.iter().filter(|_| with_files) {
+        session.files().write(path, content).map_err(|error| Unscored {
+            reason: format!("cannot set up the candidate's files: {error}"),
+        })?;
+    }
+    Ok(session)
 }
 
 /// What is wrong with how a call ended that should have raised `class`, if anything.

@@ -94,6 +94,10 @@ impl Trial {
             deadline(judge, tests)
         ));
         part(&self.source);
+        for (path, content) in judge.files.iter().filter(|_| tests.file.is_some()) {
+            part(path);
+            part(&blake3::hash(content).to_hex());
+        }
         match &self.code {
             Some((code, entry)) => [code, entry].into_iter().for_each(|text| part(text)),
             None => part("no code"),

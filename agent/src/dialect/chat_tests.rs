@@ -1,10 +1,11 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::dialect::hermes::Hermes;
 use crate::model::{ModelConfig, Weights};
 
 /// ChatML as many models have it: a newline behind the end of every turn, tool output as user turns.
-const CHATML: &str = r"
+pub(in super::super) const CHATML: &str = r"
 {%- if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}
 {%- for m in messages %}
     {%- if m.role == 'tool' %}
@@ -27,7 +28,7 @@ const STRIPPING: &str = r"
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}";
 
 /// Byte-level ids with ChatML's and Hermes' tokens from 256 on.
-fn model(template: &str) -> LoadedModel {
+pub(in super::super) fn model(template: &str) -> LoadedModel {
     let names = [
         "<|im_start|>",
         "<|im_end|>",
@@ -58,15 +59,19 @@ fn model(template: &str) -> LoadedModel {
     }
 }
 
-fn hermes(template: &str) -> Hermes {
-    Hermes::new(&model(template)).unwrap()
+fn hermes(template: &str) -> Chat {
+    chat(&model(template)).unwrap()
+}
+
+fn chat(model: &LoadedModel) -> Result<Chat, ModelError> {
+    Chat::new(model, Box::new(Hermes), Vec::new())
 }
 
 fn user(text: &str) -> Message {
     Message::new(Role::User, text)
 }
 
-fn sampled(h: &Hermes, ids: &[u32]) -> Message {
+fn sampled(h: &Chat, ids: &[u32]) -> Message {
     Message::new(Role::Assistant, h.decode(ids))
 }
 
@@ -82,7 +87,7 @@ fn call(name: &str, arguments: Value) -> Reply {
 }
 
 /// Ids of one tool-call turn, the whole episode's ids, and the template's own text of it.
-fn two_turns(h: &Hermes, cut: bool) -> (Vec<u32>, Vec<u32>, String) {
+fn two_turns(h: &Chat, cut: bool) -> (Vec<u32>, Vec<u32>, String) {
     let mut history = vec![user("1+1?")];
     let mut ids = h.prompt(&history, &[]).unwrap();
     let mut turn = h
@@ -230,11 +235,12 @@ fn mistakes_are_data() {
             "object `arguments`",
         ),
         (
-            "<tool_call>{\"name\": \"f\", \"arguments\": {}}<|im_end|>",
+            "<tool_call>{\"name\": \"f\", \"arguments\": {}} and<|im_end|>",
             "must end with </tool_call>",
         ),
         ("<tool_call>nope</tool_call><|im_end|>", "must be JSON"),
         ("<tool_call><|im_end|>", "empty"),
+        ("<tool_call></tool_call><|im_end|>", "empty"),
         ("<tool_call>[]</tool_call><|im_end|>", "must be a JSON object"),
         ("an answer without end", "no end token"),
         ("<think>still thinking<|im_end|>", "inside <think>"),
@@ -260,10 +266,10 @@ fn a_call_in_thought_is_not_made() {
 fn a_directory_without_a_template_says_what_to_do() {
     let mut m = model(CHATML);
     m.chat_template = None;
-    let error = Hermes::new(&m).err().unwrap().to_string();
+    let error = chat(&m).err().unwrap().to_string();
     assert!(error.contains("no chat template\nhint:"), "{error}");
     m.chat_template = Some("{% for m in messages %}{{ m.content }}{% endfor %}".into());
-    let error = Hermes::new(&m).err().unwrap().to_string();
+    let error = chat(&m).err().unwrap().to_string();
     assert!(
         error.contains("no special token behind an assistant message"),
         "{error}"
@@ -337,7 +343,7 @@ fn real_templates_agree_with_transformers() {
                 .map(|v| v.as_u64().unwrap() as u32)
                 .collect::<Vec<_>>()
         };
-        let h = Hermes::new(&LoadedModel {
+        let h = chat(&LoadedModel {
             tokenizer: Tokenizer::read(&dir.join("tokenizer.json")).unwrap(),
             chat_template: config["chat_template"].as_str().map(str::to_owned),
             tokenizer_config: config,
