@@ -8,7 +8,7 @@ use mipu_sandbox::{Policy, Sandbox, SandboxError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::diagnostic::{Diagnostic, from_yaml_file, suggestion};
+use crate::diagnostic::{Diagnostic, from_yaml, suggestion};
 use crate::env::Env;
 use crate::episode::Episode;
 use crate::message::{Message, Role, ToolSpec};
@@ -106,7 +106,17 @@ impl TaskSpec {
     /// # Errors
     /// On an invalid file.
     pub fn read(path: &Path, kinds: &[Arc<dyn Kind>]) -> Result<Self, TaskError> {
-        let (file, text): (TaskFile, String) = from_yaml_file(path)?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Diagnostic::whole(path, format!("cannot be read: {error}")))?;
+        Self::from_text(path, text, kinds)
+    }
+
+    /// [`TaskSpec::read`] of `text`, the content of `path`.
+    ///
+    /// # Errors
+    /// On an invalid file.
+    pub(crate) fn from_text(path: &Path, text: String, kinds: &[Arc<dyn Kind>]) -> Result<Self, TaskError> {
+        let file: TaskFile = from_yaml(path, &text)?;
         let toolbox: Vec<Tool> = file.tools.iter().flat_map(Tool::of).collect();
         let (kind, beside) = match &file.environment {
             Some(Environment::Custom(name)) => (Some(custom(path, name.as_str(), kinds)?), None),

@@ -43,9 +43,8 @@ impl Failed {
 
 /// The limit of a case that has none of its own.
 pub(super) fn deadline(judge: &Judge, tests: &UnitTests) -> Duration {
-    tests
-        .timeout_sec
-        .map_or(judge.task.spec.policy().deadline, |seconds| seconds.duration())
+    let own = tests.timeout_sec.map(|seconds| judge.within(seconds.duration()));
+    own.unwrap_or(judge.policy().deadline)
 }
 
 /// A candidate's source, and the session that has executed it once a case has called it.
@@ -64,7 +63,7 @@ impl<'a> Candidate<'a> {
     pub(super) fn new(judge: &'a Judge, tests: &UnitTests, source: &'a str, seed: u64) -> Self {
         let policy = Policy {
             deadline: deadline(judge, tests),
-            ..judge.task.spec.policy()
+            ..judge.policy()
         };
         Self {
             judge,
@@ -190,7 +189,7 @@ impl<'a> Candidate<'a> {
 
     /// What is wrong according to assert-style code, if anything.
     pub(super) async fn assert(&mut self, code: &str, entry: &str) -> Result<Option<Failed>, Unscored> {
-        let policy = self.judge.task.spec.policy();
+        let policy = self.judge.policy();
         let seed = seed::derive(self.seed, Purpose::Sandbox, &[4]);
         let sandbox = self.judge.sandbox.clone();
         let candidate = match self.session().await? {

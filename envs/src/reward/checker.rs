@@ -19,7 +19,7 @@ pub(super) async fn score(
     checker: &Checker,
     metrics: &mut Vec<(String, f64)>,
 ) -> Result<f64, Unscored> {
-    let policy = judge.task.spec.policy();
+    let policy = judge.policy();
     let failed = |what: &str| Unscored {
         reason: format!("the checker failed: {what}"),
     };
