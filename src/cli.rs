@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use mipu_envs::import::{Comparison, Format};
 
 /// An agentic multi-turn RL gym with an accept-or-roll-back (MIPU) trainer.
 #[derive(Debug, Parser)]
@@ -14,7 +15,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 Start here:
   mipu train configs/quickstart.yaml       train a small agent in about a minute, then open the report it names
   mipu task check tasks/calc.yaml          check that a task is solvable, deterministic and cannot be cheated
-  mipu task new my-task.yaml               write a commented task to start from"
+  mipu task new my-task.yaml --kind tool   write a commented task to start from"
 )]
 pub(crate) struct Cli {
     /// Say more (-v the steps, -vv the details); RUST_LOG overrides
@@ -104,7 +105,7 @@ pub(crate) enum PrecisionArg {
     Fp8,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Sampled {
     /// Model directory (a checkpoint of a run is one)
     #[arg(long, short, value_name = "DIR")]
@@ -139,12 +140,17 @@ pub(crate) struct Sampled {
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  mipu eval -m runs/quickstart-001/checkpoints/step-000040 -t tasks/calc.yaml"
-)]
+#[command(after_help = "\
+Examples:
+  mipu eval -m runs/quickstart-001/checkpoints/step-000060 -t tasks/calc.yaml
+  mipu eval -m runs/quickstart-001/checkpoints/step-000060 --against configs/base-tiny -t tasks/calc.yaml
+  mipu eval -m DIR -t tasks/calc.yaml --precision f32       J(pi): the trainer's own policy, in f32")]
 pub(crate) struct Eval {
     #[command(flatten)]
     pub(crate) sampled: Sampled,
+    /// A second model directory on the same rows and seeds: is the first one better? (paired test)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) against: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -212,7 +218,7 @@ pub(crate) enum Task {
         /// File to write (never overwritten)
         path: PathBuf,
         /// Which kind to start from
-        #[arg(long, value_enum, default_value = "calc")]
+        #[arg(long, value_enum, default_value = "tool")]
         kind: TaskKind,
     },
     /// Show a row as the model sees it: messages, ids and loss mask of the reference solution
@@ -248,6 +254,42 @@ Each line is a turn: `python print(6 * 7)`, then `answer 42`. `help` lists what 
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Make a task file of problems kept elsewhere
+    #[command(after_help = "\
+Examples:
+  mipu task import human-eval HumanEval.jsonl.gz --out tasks/human-eval
+  mipu task import jsonl rows.jsonl --out tasks/mine --instruction \"{{ question }}\" --answer \"{{ answer }}\" --compare numeric
+  mipu task import reasoning-gym rows.jsonl --out tasks/gym --verifier verifier.py
+  mipu task import harbor DIR --out tasks/harbor
+
+What comes out is an ordinary task file with its rows beside it. Check it before you train: mipu task check.")]
+    Import {
+        /// human-eval, jsonl, harbor or reasoning-gym
+        format: Format,
+        /// File or directory to import
+        source: PathBuf,
+        /// Directory of the task files (made if need be; nothing in it is overwritten)
+        #[arg(long, short, value_name = "DIR")]
+        out: PathBuf,
+        /// Name of the task [default: that of the source]
+        #[arg(long)]
+        name: Option<String>,
+        /// jsonl: template of the prompt [default: the field question, prompt, instruction, problem or input]
+        #[arg(long, value_name = "TEMPLATE")]
+        instruction: Option<String>,
+        /// jsonl: template of the expected answer [default: the field answer, gold, target, output or solution]
+        #[arg(long, value_name = "TEMPLATE")]
+        answer: Option<String>,
+        /// jsonl: exact, numeric or contains
+        #[arg(long, default_value = "exact")]
+        compare: Comparison,
+        /// reasoning-gym: Python file that defines `score_answer(answer, entry)`
+        #[arg(long, value_name = "FILE")]
+        verifier: Option<PathBuf>,
+        /// Print one JSON object on standard output
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the JSON Schema of task files, for editors
     Schema {
         /// As a Markdown reference for people
@@ -260,9 +302,19 @@ Each line is a turn: `python print(6 * 7)`, then `answer 42`. `help` lists what 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum TaskKind {
     /// A question answered with the Python tool
-    Calc,
-    /// A function graded by unit tests
+    Tool,
+    /// A function graded by hidden unit tests
     Code,
+    /// A directory of files with a bug: search, edit, run tests
+    Repo,
+    /// A stochastic world: slippery ice
+    World,
+    /// A question over a corpus searched by BM25
+    Search,
+    /// A scripted user who must be asked
+    ChatUser,
+    /// A world of your own, written in Python
+    Python,
 }
 
 #[derive(Debug, Subcommand)]

@@ -38,7 +38,8 @@ impl<'a> Book<'a> {
     }
 
     fn section(&self, name: &str, definition: &Value, out: &mut String, waiting: &mut VecDeque<String>) {
-        out.push_str(&format!("## {name}\n\n"));
+        let level = if out.is_empty() { "#" } else { "##" };
+        out.push_str(&format!("{level} {name}\n\n"));
         if let Some(about) = definition["description"].as_str() {
             out.push_str(&format!("{}\n\n", one_line(about)));
         }
@@ -214,7 +215,7 @@ mod tests {
             },
         });
         let expected = "\
-## Thing
+# Thing
 
 A thing.
 

@@ -43,7 +43,13 @@ fn a_run_killed_at_random_points_ends_as_if_it_had_not_been() {
     let (whole, killed) = (home.path().join("whole"), home.path().join("killed"));
     // Two weighted tasks under a curriculum: what was drawn and learned of each must survive too.
     let tasks = "tasks=[../tasks/calc.yaml, {path: ../tasks/fix-op.yaml, weight: 2}]";
-    let args = small_run(&whole, &["steps=6", tasks, "curriculum={floor: 0.2}"]);
+    let changes = [
+        "steps=6",
+        tasks,
+        "curriculum={floor: 0.2}",
+        "validation.audit_every=1",
+    ];
+    let args = small_run(&whole, &changes);
     let expected = succeed_json(&borrow(&args));
 
     // Kill a real process with SIGKILL at points that differ from run to run; a failure prints them.
@@ -52,10 +58,7 @@ fn a_run_killed_at_random_points_ends_as_if_it_had_not_been() {
         .unwrap()
         .subsec_nanos();
     let mut points = Vec::new();
-    let args = small_run(
-        &killed,
-        &["--resume=auto", "steps=6", tasks, "curriculum={floor: 0.2}"],
-    );
+    let args = small_run(&killed, &[&["--resume=auto"], &changes[..]].concat());
     for attempt in 0..8u64 {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         // Later attempts live longer, so that the kills land in different steps.
@@ -84,6 +87,7 @@ fn a_run_killed_at_random_points_ends_as_if_it_had_not_been() {
         "curriculum/calc/pass_rate",
         "curriculum/fix-op/share",
         "task/fix-op/reward",
+        "gate/audit_rank_correlation",
     ] {
         assert!(ledger(&whole).contains(key), "`{key}`");
     }
@@ -141,13 +145,18 @@ fn ctrl_c_stops_cleanly_and_the_run_goes_on_from_there() {
 fn a_damaged_checkpoint_is_passed_over_and_the_ledger_still_agrees() {
     let home = tempfile::tempdir().unwrap();
     let (whole, damaged) = (home.path().join("whole"), home.path().join("damaged"));
-    succeed_json(&borrow(&small_run(&whole, &["steps=5"])));
-    succeed_json(&borrow(&small_run(&damaged, &["steps=5"])));
+    // Groups of two have no spread half of the time, so that replacing them has work to do.
+    let changes = ["steps=5", "preset=dapo", "rollout.group_size=2"];
+    succeed_json(&borrow(&small_run(&whole, &changes)));
+    succeed_json(&borrow(&small_run(&damaged, &changes)));
     fs::remove_file(damaged.join("finished")).unwrap();
     let weights = damaged.join("checkpoints/step-000005/model.safetensors");
     let bytes = fs::read(&weights).unwrap();
     fs::write(&weights, &bytes[..bytes.len() - 100]).unwrap();
-    let output = run(&borrow(&small_run(&damaged, &["--resume=auto", "steps=5"])));
+    let output = run(&borrow(&small_run(
+        &damaged,
+        &[&["--resume=auto"], &changes[..]].concat(),
+    )));
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(
         text(&output.stderr).contains("passing over"),
@@ -155,6 +164,9 @@ fn a_damaged_checkpoint_is_passed_over_and_the_ledger_still_agrees() {
         text(&output.stderr)
     );
     assert_eq!(ledger(&whole), ledger(&damaged));
+    let resampled =
+        |line: &str| line.contains("\"group/resampled\":") && !line.contains("\"group/resampled\":0.0");
+    assert!(ledger(&whole).lines().any(resampled), "no group was replaced");
 }
 
 #[test]

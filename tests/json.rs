@@ -105,7 +105,7 @@ fn task_check_and_show() {
 #[test]
 fn a_new_task_passes_its_own_check_and_is_never_overwritten() {
     let home = tempfile::tempdir().unwrap();
-    for kind in ["calc", "code"] {
+    for kind in ["tool", "code", "repo", "world", "search", "chat-user", "python"] {
         let path = home.path().join(format!("{kind}.yaml"));
         let path = path.to_str().unwrap();
         succeed(&["task", "new", path, "--kind", kind]);

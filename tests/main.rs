@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod configs;
+mod documents;
 mod durability;
 mod json;
 mod learning;

@@ -76,7 +76,7 @@ pub(crate) async fn load(
 ) -> Result<Rows, TaskError> {
     let mut rows = Rows::default();
     match source {
-        DataSource::Rows(inline) => inline.iter().for_each(|row| rows.push(row.clone())),
+        DataSource::Rows(_) => return inline(source, path, text),
         DataSource::Jsonl(name) => read_jsonl(&path.with_file_name(name), &mut rows)?,
         DataSource::Python { source, count } => {
             let mut session = open_generator(source, count.get(), sandbox, seed)
@@ -87,25 +87,49 @@ pub(crate) async fn load(
                 .map_err(|e| e.into_error(path, text))?;
         }
     }
-    if rows.rows.is_empty() {
-        return Err(Diagnostic::at(path, text, data_place(text), "the data has no row").into());
+    rows.finish(source, path, text)
+}
+
+/// The rows that stand in the file itself.
+///
+/// # Errors
+/// When they stand elsewhere, or there is none.
+pub(crate) fn inline(source: &DataSource, path: &Path, text: &str) -> Result<Rows, TaskError> {
+    let mut rows = Rows::default();
+    match source {
+        DataSource::Rows(inline) => inline.iter().for_each(|row| rows.push(row.clone())),
+        DataSource::Jsonl(_) | DataSource::Python { .. } => {
+            let message = "the rows of a file in memory stand in it";
+            return Err(Diagnostic::at(path, text, data_place(text), message).into());
+        }
     }
-    // A generator that draws at random repeats itself now and then; it makes up for it.
-    let (asked, tolerated) = match source {
-        DataSource::Python { count, .. } => (count.get(), rows.rows.len() / 10),
-        _ => (0, 0),
-    };
-    if rows.duplicates > tolerated {
-        rows.warnings
-            .push(format!("{} duplicate rows were dropped", rows.duplicates));
+    rows.finish(source, path, text)
+}
+
+impl Rows {
+    /// The rows, with what a person should know about them.
+    fn finish(self, source: &DataSource, path: &Path, text: &str) -> Result<Self, TaskError> {
+        let mut rows = self;
+        if rows.rows.is_empty() {
+            return Err(Diagnostic::at(path, text, data_place(text), "the data has no row").into());
+        }
+        // A generator that draws at random repeats itself now and then; it makes up for it.
+        let (asked, tolerated) = match source {
+            DataSource::Python { count, .. } => (count.get(), rows.rows.len() / 10),
+            _ => (0, 0),
+        };
+        if rows.duplicates > tolerated {
+            rows.warnings
+                .push(format!("{} duplicate rows were dropped", rows.duplicates));
+        }
+        if rows.rows.len() < asked {
+            rows.warnings.push(format!(
+                "the generator gave {} distinct rows of the {asked} asked",
+                rows.rows.len()
+            ));
+        }
+        Ok(rows)
     }
-    if rows.rows.len() < asked {
-        rows.warnings.push(format!(
-            "the generator gave {} distinct rows of the {asked} asked",
-            rows.rows.len()
-        ));
-    }
-    Ok(rows)
 }
 
 fn read_jsonl(path: &Path, rows: &mut Rows) -> Result<(), TaskError> {
@@ -113,35 +137,43 @@ fn read_jsonl(path: &Path, rows: &mut Rows) -> Result<(), TaskError> {
         let hint = "the path is relative to the task file".to_owned();
         Diagnostic::whole(path, format!("cannot be read: {error}")).with_hint(hint)
     })?;
-    for (above, line) in text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-    {
+    parse_jsonl(path, &text)?
+        .into_iter()
+        .for_each(|row| rows.push(row));
+    Ok(())
+}
+
+/// The objects of `text`, the content of `path`, one on each line; empty lines do not count.
+///
+/// # Errors
+/// With the place of what is no object.
+pub(crate) fn parse_jsonl(path: &Path, text: &str) -> Result<Vec<Map<String, Value>>, Box<Diagnostic>> {
+    let mut rows = Vec::new();
+    let lines = text.lines().enumerate();
+    for (above, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
+        let wrong = |column, message: String| {
+            let line = above + 1;
+            Err(Box::new(Diagnostic::at(
+                path,
+                text,
+                Place { line, column },
+                message,
+            )))
+        };
         match serde_json::from_str(line) {
             Ok(Value::Object(fields)) => rows.push(fields),
-            Ok(_) => {
-                let place = Place {
-                    line: above + 1,
-                    column: 1,
-                };
-                return Err(Diagnostic::at(path, &text, place, "expected a JSON object on each line").into());
-            }
+            Ok(_) => return wrong(1, "expected a JSON object on each line".to_owned()),
             Err(error) => {
-                let place = Place {
-                    line: above + 1,
-                    column: error.column(),
-                };
                 let message = error.to_string();
-                // The parser counts lines within this one; the place above is that of the file.
+                // The parser counts lines within this one; the place is that of the file.
                 let message = message
                     .rsplit_once(" at line ")
                     .map_or(message.as_str(), |(message, _)| message);
-                return Err(Diagnostic::at(path, &text, place, format!("not JSON: {message}")).into());
+                return wrong(error.column(), format!("not JSON: {message}"));
             }
         }
     }
-    Ok(())
+    Ok(rows)
 }
 
 /// A generator failed: its own fault (a message for its author) or the host's.

@@ -20,6 +20,7 @@ pub mod diagnostic;
 pub mod doctor;
 pub mod env;
 mod episode;
+pub mod import;
 pub mod message;
 mod python;
 mod reward;

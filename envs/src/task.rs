@@ -8,7 +8,7 @@ use mipu_sandbox::{Policy, Sandbox, SandboxError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::diagnostic::{Diagnostic, from_yaml_file, suggestion};
+use crate::diagnostic::{Diagnostic, from_yaml, suggestion};
 use crate::env::Env;
 use crate::episode::Episode;
 use crate::message::{Message, Role, ToolSpec};
@@ -88,6 +88,8 @@ pub struct TaskSpec {
     pub(crate) file: TaskFile,
     pub(crate) path: PathBuf,
     pub(crate) text: String,
+    /// Content of a file that the environment was read from.
+    pub(crate) beside: Vec<u8>,
     pub(crate) remembered: Remembered,
     solution: Option<Script>,
     demonstration: Option<Script>,
@@ -104,12 +106,22 @@ impl TaskSpec {
     /// # Errors
     /// On an invalid file.
     pub fn read(path: &Path, kinds: &[Arc<dyn Kind>]) -> Result<Self, TaskError> {
-        let (file, text): (TaskFile, String) = from_yaml_file(path)?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Diagnostic::whole(path, format!("cannot be read: {error}")))?;
+        Self::from_text(path, text, kinds)
+    }
+
+    /// [`TaskSpec::read`] of `text`, the content of `path`.
+    ///
+    /// # Errors
+    /// On an invalid file.
+    pub(crate) fn from_text(path: &Path, text: String, kinds: &[Arc<dyn Kind>]) -> Result<Self, TaskError> {
+        let file: TaskFile = from_yaml(path, &text)?;
         let toolbox: Vec<Tool> = file.tools.iter().flat_map(Tool::of).collect();
-        let kind = match &file.environment {
-            Some(Environment::Custom(name)) => Some(custom(path, name.as_str(), kinds)?),
-            Some(environment) => environment.kind(path),
-            None => None,
+        let (kind, beside) = match &file.environment {
+            Some(Environment::Custom(name)) => (Some(custom(path, name.as_str(), kinds)?), None),
+            Some(environment) => environment.read(path)?.unzip(),
+            None => (None, None),
         };
         let mut tools: Vec<ToolSpec> = toolbox.iter().map(Tool::spec).collect();
         tools.extend(kind.iter().flat_map(|kind| kind.tools()));
@@ -132,6 +144,7 @@ impl TaskSpec {
             file,
             path: path.to_owned(),
             text,
+            beside: beside.unwrap_or_default(),
             remembered: Remembered::default(),
         };
         spec.check_tools()?;
@@ -196,6 +209,17 @@ impl TaskSpec {
         names.sort_unstable();
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(Diagnostic::whole(&self.path, format!("tool `{}` is listed twice", pair[0])).into());
+        }
+        if let Some(Environment::ChatUser(_)) = &self.file.environment
+            && !names.contains(&Tool::Submit.name())
+        {
+            let hint =
+                "a text of the agent goes to the user: write `tools: [submit]`, which ends the episode";
+            return Err(
+                Diagnostic::whole(&self.path, "a `chat_user` needs the tool `submit`")
+                    .with_hint(hint.to_owned())
+                    .into(),
+            );
         }
         names.push("answer");
         for turns in self.scripts() {

@@ -8,7 +8,8 @@ use mipu_sandbox::Sandbox;
 use rand::seq::SliceRandom;
 
 use crate::data::{self, Row};
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Diagnostic, Place};
+use crate::env::Unscored;
 use crate::seed::{self, Purpose};
 use crate::spec::SplitShares;
 use crate::task::{Split, Task, TaskError, TaskSpec};
@@ -52,59 +53,27 @@ impl TaskSet {
         seed: u64,
         kinds: &[Arc<dyn Kind>],
     ) -> Result<Self, TaskError> {
-        let mut hasher = blake3::Hasher::new();
-        let mut set = Self {
-            train: Vec::new(),
-            validation: Vec::new(),
-            test: Vec::new(),
-            content_hash: String::new(),
-            warnings: Vec::new(),
-        };
-        let mut homes: HashMap<blake3::Hash, Split> = HashMap::new();
-        let mut names: Vec<String> = Vec::new();
+        let mut loader = Loader::default();
         for path in paths.iter().map(AsRef::as_ref) {
-            let spec = Arc::new(TaskSpec::read(path, kinds)?);
-            if names.contains(&spec.name) {
-                let message = format!(
-                    "the name `{}` is that of another task file of this set",
-                    spec.name
-                );
-                return Err(Diagnostic::whole(path, message).into());
-            }
-            names.push(spec.name.clone());
-            hasher.update(blake3::hash(spec.text.as_bytes()).as_bytes());
+            let spec = loader.enter(TaskSpec::read(path, kinds)?)?;
             let rows = data::load(&spec.file.data, path, &spec.text, sandbox, seed).await?;
-            for warning in rows.warnings {
-                tracing::warn!(task = %spec.name, "{warning}");
-                set.warnings.push(format!("{}: {warning}", path.display()));
-            }
-            if let Some(first) = rows.rows.first() {
-                spec.check_templates(&first.fields)?;
-            }
-            for row in rows.rows {
-                hasher.update(row.hash.as_bytes());
-                let (task, prompt) = build(&spec, row).map_err(|error| spec.at(&error))?;
-                let home = *homes.entry(prompt).or_insert(task.split);
-                if home != task.split {
-                    let message = format!(
-                        "splits overlap: {:?} is in {home:?} and {:?}",
-                        task.instruction, task.split
-                    );
-                    let hint = "give the task files the same `split`".to_owned();
-                    return Err(Diagnostic::whole(path, message).with_hint(hint).into());
-                }
-                set.split_mut(task.split).push(Arc::new(task));
+            if let Some(task) = loader.add(&spec, rows)? {
+                rehearse(&task, sandbox).await?;
             }
         }
-        for (index, split) in [Split::Train, Split::Validation, Split::Test]
-            .into_iter()
-            .enumerate()
-        {
-            set.split_mut(split)
-                .shuffle(&mut seed::stream(seed, Purpose::Order, &[index as u64]));
-        }
-        set.content_hash = hasher.finalize().to_hex().to_string();
-        Ok(set)
+        Ok(loader.finish(seed))
+    }
+
+    /// The rows of a task file in memory that brings them itself (`data: {rows: ..}`); `path` is what errors call it.
+    ///
+    /// # Errors
+    /// As [`TaskSet::load`], and when the rows stand elsewhere.
+    pub fn from_text(path: &Path, text: &str, seed: u64) -> Result<Self, TaskError> {
+        let mut loader = Loader::default();
+        let spec = loader.enter(TaskSpec::from_text(path, text.to_owned(), &[])?)?;
+        let rows = data::inline(&spec.file.data, path, text)?;
+        loader.add(&spec, rows)?;
+        Ok(loader.finish(seed))
     }
 
     /// The rows of one split.
@@ -123,6 +92,121 @@ impl TaskSet {
             Split::Test => &mut self.test,
         }
     }
+}
+
+/// A set in the making.
+struct Loader {
+    set: TaskSet,
+    hasher: blake3::Hasher,
+    homes: HashMap<blake3::Hash, Split>,
+    names: Vec<String>,
+}
+
+impl Default for Loader {
+    fn default() -> Self {
+        Self {
+            set: TaskSet {
+                train: Vec::new(),
+                validation: Vec::new(),
+                test: Vec::new(),
+                content_hash: String::new(),
+                warnings: Vec::new(),
+            },
+            hasher: blake3::Hasher::new(),
+            homes: HashMap::new(),
+            names: Vec::new(),
+        }
+    }
+}
+
+impl Loader {
+    /// Admits a task file.
+    fn enter(&mut self, spec: TaskSpec) -> Result<Arc<TaskSpec>, TaskError> {
+        if self.names.contains(&spec.name) {
+            let message = format!(
+                "the name `{}` is that of another task file of this set",
+                spec.name
+            );
+            return Err(Diagnostic::whole(&spec.path, message).into());
+        }
+        self.names.push(spec.name.clone());
+        self.hasher.update(blake3::hash(spec.text.as_bytes()).as_bytes());
+        self.hasher.update(&spec.beside);
+        Ok(Arc::new(spec))
+    }
+
+    /// Adds the rows of a file; returns the task of the first.
+    fn add(&mut self, spec: &Arc<TaskSpec>, rows: data::Rows) -> Result<Option<Arc<Task>>, TaskError> {
+        for warning in rows.warnings {
+            tracing::warn!(task = %spec.name, "{warning}");
+            self.set
+                .warnings
+                .push(format!("{}: {warning}", spec.path.display()));
+        }
+        if let Some(first) = rows.rows.first() {
+            spec.check_templates(&first.fields)?;
+        }
+        let mut first = None;
+        for row in rows.rows {
+            self.hasher.update(row.hash.as_bytes());
+            let (task, prompt) = build(spec, row).map_err(|error| spec.at(&error))?;
+            let home = *self.homes.entry(prompt).or_insert(task.split);
+            if home != task.split {
+                let message = format!(
+                    "splits overlap: {:?} is in {home:?} and {:?}",
+                    task.instruction, task.split
+                );
+                let hint = "give the task files the same `split`".to_owned();
+                return Err(Diagnostic::whole(&spec.path, message).with_hint(hint).into());
+            }
+            let task = Arc::new(task);
+            first.get_or_insert_with(|| Arc::clone(&task));
+            self.set.split_mut(task.split).push(task);
+        }
+        Ok(first)
+    }
+
+    /// The set, in the order of `seed`.
+    fn finish(mut self, seed: u64) -> TaskSet {
+        for (index, split) in [Split::Train, Split::Validation, Split::Test]
+            .into_iter()
+            .enumerate()
+        {
+            self.set
+                .split_mut(split)
+                .shuffle(&mut seed::stream(seed, Purpose::Order, &[index as u64]));
+        }
+        self.set.content_hash = self.hasher.finalize().to_hex().to_string();
+        self.set
+    }
+}
+
+/// Opens the world of a row: what is written in Python or Rust shows what is wrong with it only when it runs.
+async fn rehearse(task: &Arc<Task>, sandbox: &Sandbox) -> Result<(), TaskError> {
+    let spec = &task.spec;
+    let Some(kind) = &spec.kind else { return Ok(()) };
+    let mut chance = seed::stream(0, Purpose::Environment, &[0, 1]);
+    let opened = match kind.open(task, sandbox, 0) {
+        Ok(mut world) => world.start(&mut chance).await.map(drop),
+        Err(error) => Err(error),
+    };
+    opened.map_err(|Unscored { reason }| {
+        let (message, hint) = match reason.split_once("\nhint: ") {
+            Some((message, hint)) => (message, Some(hint.to_owned())),
+            None => (reason.as_str(), None),
+        };
+        let line = spec
+            .text
+            .lines()
+            .position(|line| line.starts_with("environment:"));
+        let place = line.map_or_else(Place::default, |above| Place {
+            line: above + 1,
+            column: 1,
+        });
+        Diagnostic::at(&spec.path, &spec.text, place, message)
+            .with_hint(hint)
+            .into()
+    })
 }
 
 /// The task of a row, and the hash of what the agent sees of it.

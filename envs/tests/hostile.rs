@@ -1,71 +1,100 @@
 //! Candidates that attack their tests score 0, and the host goes on.
 
-use crate::{close, reward, rewarded};
+use std::sync::Arc;
 
-const HOSTILE: [(&str, &str); 12] = [
-    (
-        "an object equal to everything",
-        "class E:\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\ndef f(a, b): return E()",
-    ),
-    (
-        "an integer equal to everything",
-        "class E(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\ndef f(a, b): return E(0)",
-    ),
-    ("leaving at once", "import os\nos._exit(0)"),
-    ("leaving in the call", "import os\ndef f(a, b): os._exit(0)"),
-    (
-        "raising SystemExit in the call",
-        "def f(a, b): raise SystemExit(0)",
-    ),
-    (
-        "patched builtins",
-        "import builtins\nbuiltins.repr = lambda x: '10'\nbuiltins.str = lambda x: '10'\nbuiltins.isinstance = lambda *a: True\nbuiltins.type = lambda x: int\ndef f(a, b): return 11",
-    ),
-    (
-        "a patched json module",
-        "import json\njson.dumps = lambda *a, **k: '{\"i\": \"10\"}'\njson.loads = lambda *a, **k: 10\ndef f(a, b): return 11",
-    ),
-    (
-        "printing what a verdict looks like",
-        "def f(a, b):\n    print('pass'); print('{\"status\": \"ok\", \"value\": {\"i\": \"10\"}}')\n    return 11",
-    ),
-    ("an endless loop", "def f(a, b):\n    while True: pass"),
-    (
-        "endless memory",
-        "def f(a, b):\n    x = []\n    while True: x.append(bytearray(1 << 20))",
-    ),
-    ("endless recursion", "def f(a, b): return f(a, b)"),
-    (
-        "a trace function",
-        "import sys\nsys.settrace(lambda *a: None)\nsys.modules.clear()\ndef f(a, b): return 11",
-    ),
-];
+use mipu_envs::Task;
+use mipu_envs::doctor::attacks;
 
-#[tokio::test]
-async fn hostile_candidates_score_zero() {
-    let task = rewarded(
-        "limits: {timeout_sec: 0.5, memory_mb: 64}\nreward: {unit_tests: {cases: [{call: 'f(3, 7)', expect: '10'}, {call: 'f(1, 1)', expect: '2'}]}}",
-    )
-    .await;
-    for (what, candidate) in HOSTILE {
-        assert!(close(reward(&task, candidate).await, 0.0), "{what}");
-        assert!(
-            close(reward(&task, "def f(a, b): return a + b").await, 1.0),
-            "after {what}"
-        );
+use crate::{answer, call, close, reward, rewarded, sandbox};
+
+const LIMITS: &str = "limits: {timeout_sec: 0.5, memory_mb: 64}\n";
+const HONEST: &str = "def f(a, b): return a + b";
+
+/// Every attack scores 0, in the next episode too, and an honest answer after it still scores 1.
+async fn withstands(task: &Arc<Task>) {
+    for (index, attack) in attacks().iter().enumerate() {
+        let (name, tries) = (&attack.name, &attack.tries);
+        for episode in 0..2 {
+            // A comment of its own, so that the second is run and not remembered.
+            let candidate = format!("{}\n# {episode}", attack.candidate(&["f"]));
+            let got = reward(task, &candidate).await;
+            assert!(close(got, 0.0), "{name}, which tries to {tries}, scored {got}");
+        }
+        let honest = format!("{HONEST}  # {index}");
+        assert!(close(reward(task, &honest).await, 1.0), "after {name}");
     }
 }
 
 #[tokio::test]
-async fn hostile_candidates_fail_assert_style_tests() {
-    let task = rewarded(
-        "limits: {timeout_sec: 0.5, memory_mb: 64}\nreward:\n  unit_tests:\n    entry: f\n    tests: |\n      assert f(3, 7) == 10\n      assert f(1, 1) == 2\n",
+async fn attacks_on_cases_score_zero() {
+    withstands(&rewarded(&format!("{LIMITS}reward: {{partial: true, unit_tests: {{cases: [{{call: 'f(3, 7)', expect: '10'}}, {{call: 'f([1], [2])', expect: [1, 2]}}]}}}}")).await).await;
+}
+
+#[tokio::test]
+async fn attacks_on_assertions_score_zero() {
+    let tests = "def check(candidate):\n        try:\n          assert candidate(3, 7) == 10\n        except Exception:\n          raise AssertionError('no')\n        assert candidate([1], [2]) == [1, 2]\n      check(f)\n";
+    withstands(
+        &rewarded(&format!(
+            "{LIMITS}reward:\n  unit_tests:\n    entry: f\n    tests: |\n      {tests}"
+        ))
+        .await,
     )
     .await;
-    for (what, candidate) in HOSTILE {
-        assert!(close(reward(&task, candidate).await, 0.0), "{what}");
+}
+
+#[tokio::test]
+async fn attacks_on_programs_score_zero() {
+    let task = rewarded(&format!(
+        "{LIMITS}reward: {{unit_tests: {{cases: [{{stdin: '3 7', stdout: '10'}}]}}}}"
+    ))
+    .await;
+    for attack in attacks() {
+        let candidate = format!("{}\nprint(f())", attack.candidate(&["f"]));
+        let got = reward(&task, &candidate).await;
+        assert!(close(got, 0.0), "{} scored {got}", attack.name);
     }
-    assert!(close(reward(&task, "def f(a, b): return a + b").await, 1.0));
+    assert!(close(
+        reward(&task, "print(sum(map(int, input().split())))").await,
+        1.0
+    ));
+}
+
+/// The agent's own interpreter and files survive between turns, the judge's do not come from there.
+#[tokio::test]
+async fn attacks_from_the_agents_interpreter_do_not_reach_the_verdict() {
+    let task = crate::task(&format!(
+        "version: 1\nname: t\ninstruction: go\ntools: [python, files]\ndata: {{rows: [{{n: 3}}]}}\n{LIMITS}reward: {{unit_tests: {{file: f.py, cases: [{{call: 'f(3, 7)', expect: '10'}}]}}}}"
+    ))
+    .await;
+    for attack in attacks() {
+        let mut env = task.env(sandbox(), 7);
+        env.start().await.unwrap();
+        env.step(&call("python", &[("code", attack.code.as_str())]))
+            .await
+            .unwrap();
+        let result = env.step(&answer("done")).await.unwrap();
+        assert!(
+            close(result.reward, 0.0),
+            "{} scored {}",
+            attack.name,
+            result.reward
+        );
+    }
+    let mut env = task.env(sandbox(), 7);
+    env.start().await.unwrap();
+    env.step(&call("write_file", &[("path", "f.py"), ("content", HONEST)]))
+        .await
+        .unwrap();
+    let result = env.step(&answer("done")).await.unwrap();
+    assert!(close(result.reward, 1.0), "{result:?}");
+    for path in [
+        "/etc/mipu-attack",
+        "/root/mipu-attack",
+        "/home/mipu-attack",
+        "/tmp/x",
+    ] {
+        assert!(!std::path::Path::new(path).exists(), "{path}");
+    }
 }
 
 #[tokio::test]

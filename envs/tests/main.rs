@@ -2,10 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of tests may panic")]
 
+mod chance;
+mod concurrency;
+mod doctor;
 mod environment;
 mod hostile;
+mod human_eval;
+mod import;
+mod kinds;
 mod malformed;
+mod reasoning_gym;
+mod repo;
 mod rewards;
+mod robust;
 mod rows;
 mod scripts;
 mod task_files;

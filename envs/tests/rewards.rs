@@ -153,21 +153,51 @@ async fn checkers_return_a_number_or_the_episode_is_unscored() {
         ("return None", "got None"),
         ("return 'yes'", "got 'yes'"),
         ("return 1 / 0", "ZeroDivisionError: division by zero"),
-        ("while True: pass", "timed out"),
     ] {
-        let body = if reason == "timed out" {
-            "while True: pass"
-        } else {
-            body
-        };
-        let task = if reason == "timed out" {
-            rewarded(&format!("limits: {{timeout_sec: 0.2}}\nreward:\n  python: |\n    def reward(row, answer, files):\n      {body}\n")).await
-        } else {
-            task(body).await
-        };
-        let error = score(&task, "x").await.unwrap_err();
+        let error = score(&task(body).await, "x").await.unwrap_err();
         assert!(error.reason.contains(reason), "{body}: {}", error.reason);
     }
+}
+
+/// In-place functions and generators are tested by a call that says so.
+#[tokio::test]
+async fn calls_may_look_at_arguments_and_consume_generators() {
+    let task = rewarded("reward: {unit_tests: {cases: [{call: '[x := [3, 1, 2], f(x), x][1:]', expect: [null, [1, 2, 3]]}, {call: 'list(g(3))', expect: [0, 1, 2]}]}, partial: true}").await;
+    for (answer, expected) in [
+        ("def f(x): x.sort()\ndef g(n): yield from range(n)", 1.0),
+        ("def f(x): return sorted(x)\ndef g(n): return range(n)", 0.5),
+        ("def f(x): x = sorted(x)\ndef g(n): return 3", 0.0),
+    ] {
+        let got = reward(&task, answer).await;
+        assert!(close(got, expected), "{answer}: {got}");
+    }
+}
+
+/// An agent must not be able to have itself left out of its group.
+#[tokio::test]
+async fn an_answer_that_exhausts_its_checker_scores_zero() {
+    let task = rewarded(
+        r"
+limits: {timeout_sec: 0.5, memory_mb: 64}
+reward:
+  python: |
+    def nest(depth): return 1 + nest(depth - 1) if depth else 0
+    def reward(row, answer, files):
+      if answer == 'time':
+        while True: pass
+      if answer == 'memory': return len(bytearray(2 ** 30)) > 0
+      if answer == 'stack': return nest(10 ** 6) > 0
+      return answer == row['gold']
+",
+    )
+    .await;
+    for answer in ["time", "memory", "stack"] {
+        let result = score(&task, answer).await.unwrap();
+        assert!(close(result.reward, 0.0), "{answer}");
+        let metric = ("checker/exhausted".to_owned(), 1.0);
+        assert!(result.metrics.contains(&metric), "{answer}: {:?}", result.metrics);
+    }
+    assert!(close(reward(&task, "133").await, 1.0));
 }
 
 #[tokio::test]

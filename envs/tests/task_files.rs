@@ -36,7 +36,10 @@ async fn every_task_file_passes_the_doctor() {
             path.display(),
             found.join("\n")
         );
-        assert_eq!(report.reference.solved, report.reference.episodes);
+        // Where chance has a say the doctor compares the mean with `min_reward`.
+        if !std::fs::read_to_string(&path).unwrap().contains("min_reward:") {
+            assert_eq!(report.reference.solved, report.reference.episodes);
+        }
     }
 }
 

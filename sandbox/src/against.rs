@@ -80,6 +80,63 @@ pub(crate) async fn answer(mut store: StoreContextMut<'_, Host>, request: String
     reply.to_string()
 }
 
+/// What a call was made with, on the wire.
+struct Sent {
+    args: Vec<Value>,
+    named: Map<String, Value>,
+}
+
+impl Sent {
+    /// The reply for a value and the arguments after the call; what the tests could not see happen is refused.
+    fn returned(&self, value: Option<Plain>, args: Option<Plain>) -> Result<Value, String> {
+        let (value, args) = if self.named.is_empty() {
+            (value, args)
+        } else {
+            let Some(Plain::Tuple(parts)) = value else {
+                return Err("what the candidate returned is not what was asked for".to_owned());
+            };
+            let Ok([value, args, named]) = <[Plain; 3]>::try_from(parts) else {
+                return Err("what the candidate returned is not what was asked for".to_owned());
+            };
+            self.same_named(&named)?;
+            (Some(value), Some(args))
+        };
+        let (Some(value), Some(Plain::List(args))) = (value, args) else {
+            return Err("an argument that the candidate changed is not plain data".to_owned());
+        };
+        let (value, after): (_, Vec<Value>) = (value.to_wire(), args.iter().map(Plain::to_wire).collect());
+        if after == self.args {
+            return Ok(json!({ "value": value }));
+        }
+        // The proxy refills lists, sets and dicts; it cannot reach into a tuple.
+        let inside_a_tuple = |(before, after): (&Value, &Value)| before != after && before.get("t").is_some();
+        match self.args.iter().zip(&after).any(inside_a_tuple) {
+            true => Err(
+                "the candidate changed a list inside a tuple in place, which the tests cannot see; \
+                         let them pass a list"
+                    .to_owned(),
+            ),
+            false => Ok(json!({"value": value, "args": after})),
+        }
+    }
+
+    fn same_named(&self, named: &Plain) -> Result<(), String> {
+        let Plain::Dict(pairs) = named else {
+            return Err("what the candidate returned is not what was asked for".to_owned());
+        };
+        for (key, item) in pairs {
+            let Plain::Str(key) = key else { continue };
+            if self.named.get(key).is_some_and(|sent| *sent != item.to_wire()) {
+                return Err(format!(
+                    "the candidate changed the keyword argument `{key}` in place, which the tests cannot see; \
+                     let them pass it by position"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Against {
     async fn call(&mut self, request: &str) -> Value {
         let Ok(call) = serde_json::from_str::<Call>(request) else {
@@ -108,21 +165,33 @@ impl Against {
             (Ok(args), Ok(kwargs)) => (args, kwargs),
             (Err(error), _) | (_, Err(error)) => return json!({"refused": error.to_string()}),
         };
-        let kwargs = (!kwargs.is_empty()).then_some(kwargs);
-        let sent = Value::Array(args.clone());
-        self.forward(
-            &Request::Call {
+        let sent = Sent {
+            args: args.clone(),
+            named: kwargs,
+        };
+        if sent.named.is_empty() {
+            let request = Request::Call {
                 function: &call.function,
                 args,
-                kwargs,
+                kwargs: None,
                 return_args: true,
-            },
-            &sent,
-        )
-        .await
+            };
+            return self.forward(&request, &sent).await;
+        }
+        // Keyword arguments come back beside the value, so that the host sees what became of them.
+        let function = format!("(lambda a, k: ({}(*a, **k), a, k))", call.function);
+        let named = sent.named.iter().map(|(key, item)| json!([key, item]));
+        let named = json!({"d": named.collect::<Vec<_>>()});
+        let request = Request::Call {
+            function: &function,
+            args: vec![Value::Array(args), named],
+            kwargs: None,
+            return_args: false,
+        };
+        self.forward(&request, &sent).await
     }
 
-    async fn forward(&mut self, request: &Request<'_>, sent: &Value) -> Value {
+    async fn forward(&mut self, request: &Request<'_>, sent: &Sent) -> Value {
         let Some(candidate) = &mut self.candidate else {
             return json!({"gone": self.how_it_ended()});
         };
@@ -149,13 +218,12 @@ impl Against {
                 let bases: Vec<_> = answer.bases.iter().filter(|base| !says_little(base)).collect();
                 json!({"raised": kind, "message": message, "bases": bases})
             }
-            Status::Exited { .. } => match (answer.value, answer.args.map(|args| args.to_wire())) {
-                (Some(value), Some(args)) if args != *sent => json!({"value": value.to_wire(), "args": args}),
-                (Some(value), Some(_)) => json!({"value": value.to_wire()}),
-                (Some(_), None) => {
-                    self.refuse("an argument that the candidate changed is not plain data".to_owned())
-                }
+            Status::Exited { .. } => match (answer.value, answer.args) {
                 (None, _) => json!({"raised": "SystemExit", "message": "the candidate exited", "bases": []}),
+                (value, args) => match sent.returned(value, args) {
+                    Ok(reply) => reply,
+                    Err(why) => self.refuse(why),
+                },
             },
             _ => json!({"refused": "no answer"}),
         }

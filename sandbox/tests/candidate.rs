@@ -178,16 +178,60 @@ def throws(kind, *args):
 assert throws(KeyError, 'mine') == repr(str(KeyError('k')))
 assert throws(ValueError, 'value') == 'bad'
 box = [3, 1, 2]
-candidate('sort', box=box)
-assert box == [3, 1, 2], 'keyword arguments are copies'
 candidate('sort', box)
 assert box == [1, 2, 3]
+assert candidate(what='types', box=box)[0] is None
 assert candidate('types') == [None, True, 1.5, float('inf'), 'é\n', b'\x00\xff', (1, [2]), {1, 2}, {'a': {(1,): {3}}}]
 try: candidate(object())
 except TypeError as e: assert 'plain data' in str(e)
 ";
     let outcome = judge(candidate, tests).await;
     assert!(outcome.status.is_success(), "{outcome:?}");
+}
+
+/// What a candidate does to its arguments is seen by the tests, or ends them with the reason: nothing is scored that did not happen.
+#[tokio::test]
+async fn changes_of_arguments_are_seen_or_refused() {
+    let candidate = r"
+def candidate(x, then=None, *, key=0):
+    for box in (x, then):
+        if type(box) is tuple: box = box[0]
+        if type(box) is list: box.append(4); box[0] = [5]
+        if type(box) is set: box.add(4)
+        if type(box) is dict: box['k'] = {'new': [1]}
+    return x
+";
+    for (tests, why) in [
+        (
+            "x = [1]\nassert candidate(x) == [[5], 4]\nassert x == [[5], 4]",
+            None,
+        ),
+        (
+            "x, y = {1}, {}\ncandidate(x, y)\nassert x == {1, 4} and y == {'k': {'new': [1]}}",
+            None,
+        ),
+        ("x = [1]\ncandidate(x, key=3)\nassert x == [[5], 4]", None),
+        ("x = [[1], [2]]\ncandidate(x)\nassert x == [[5], [2], 4]", None),
+        ("assert candidate((1, 2), key={'a': [1]}) == (1, 2)", None),
+        ("candidate(([1], 2))", Some("a list inside a tuple in place")),
+        (
+            "candidate(1, then=[1])",
+            Some("the keyword argument `then` in place"),
+        ),
+        (
+            "try: candidate(1, then={})\nexcept BaseException: pass",
+            Some("the keyword argument `then` in place"),
+        ),
+    ] {
+        let outcome = judge(candidate, tests).await;
+        match (why, &outcome.status) {
+            (None, status) => assert!(status.is_success(), "{tests}: {outcome:?}"),
+            (Some(why), Status::Raised { message, .. }) => {
+                assert!(message.contains(why), "{tests}: {message}");
+            }
+            (Some(_), status) => panic!("{tests}: {status:?}"),
+        }
+    }
 }
 
 #[tokio::test]

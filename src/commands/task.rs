@@ -10,6 +10,7 @@ use anyhow::Context;
 use comfy_table::{Table, presets};
 use mipu_agent::{Renderer, dialect};
 use mipu_envs::doctor::{self, DoctorOptions, DoctorReport};
+use mipu_envs::import::Options;
 use mipu_envs::json_schema;
 use mipu_trainer::sft::play;
 use serde_json::json;
@@ -35,6 +36,27 @@ pub(crate) async fn run(command: Task) -> anyhow::Result<ExitCode> {
             json,
         } => show(&path, row, model.as_deref(), seed, json).await,
         Task::Play { path, row, seed } => super::play::run(&path, row, seed).await,
+        Task::Import {
+            format,
+            source,
+            out,
+            name,
+            instruction,
+            answer,
+            compare,
+            verifier,
+            json,
+        } => {
+            let options = Options {
+                name,
+                instruction,
+                answer,
+                comparison: compare,
+                verifier,
+                ..Options::new(format, source, out)
+            };
+            import(&options, json)
+        }
         Task::Schema { markdown } => {
             output::data(&match markdown {
                 true => crate::reference::markdown(&json_schema(), "Task file"),
@@ -99,8 +121,13 @@ async fn check(paths: &[std::path::PathBuf], rows: usize, seed: u64, json: bool)
 
 fn new(path: &Path, kind: TaskKind) -> anyhow::Result<ExitCode> {
     let text = match kind {
-        TaskKind::Calc => include_str!("../templates/calc.yaml"),
+        TaskKind::Tool => include_str!("../templates/tool.yaml"),
         TaskKind::Code => include_str!("../templates/code.yaml"),
+        TaskKind::Repo => include_str!("../templates/repo.yaml"),
+        TaskKind::World => include_str!("../templates/world.yaml"),
+        TaskKind::Search => include_str!("../templates/search.yaml"),
+        TaskKind::ChatUser => include_str!("../templates/chat-user.yaml"),
+        TaskKind::Python => include_str!("../templates/python.yaml"),
     };
     let mut file = OpenOptions::new()
         .write(true)
@@ -115,6 +142,24 @@ fn new(path: &Path, kind: TaskKind) -> anyhow::Result<ExitCode> {
     file.write_all(text.as_bytes())?;
     output::data(&format!("wrote {0}\nnext: mipu task check {0}", path.display()));
     Ok(ExitCode::SUCCESS)
+}
+
+fn import(options: &Options, json: bool) -> anyhow::Result<ExitCode> {
+    let report = mipu_envs::import::run(options)?;
+    if json {
+        output::json(&report)?;
+    } else {
+        for refused in &report.refused {
+            output::data(&format!("refused {}: {}", refused.task, refused.reason));
+        }
+        for task in &report.tasks {
+            output::data(&format!("wrote {0}\nnext: mipu task check {0}", task.display()));
+        }
+        output::data(&format!("{} rows, {} refused", report.rows, report.refused.len()));
+    }
+    // Something was imported, or there was nothing to refuse.
+    let ok = !report.tasks.is_empty();
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 async fn show(

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::gate::Estimate;
 use crate::ledger::Entry;
 use crate::mixture::BucketState;
+use crate::run::Audit;
 
 /// A named f32 tensor: `(name, shape, row-major values)`.
 pub type NamedTensor = (String, Vec<usize>, Arc<Vec<f32>>);
@@ -78,6 +79,9 @@ pub struct RunState {
     pub eval_last: Option<f64>,
     /// Validation reward of the last accepted sampler, for the `reward_drop` gate.
     pub reward_before: Option<Estimate>,
+    /// What the audits of the gate found.
+    #[serde(default)]
+    pub audits: Vec<Audit>,
     /// What is known of each bucket, with weights or a curriculum.
     #[serde(default)]
     pub buckets: Vec<BucketState>,

@@ -2,7 +2,7 @@
 //!
 //! Paths inside a file are relative to that file. Every default is the vetted setting; unknown keys are errors.
 
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 
 use mipu_agent::EngineConfig;
@@ -15,6 +15,8 @@ use crate::gate::GateConfig;
 use crate::loss::LossConfig;
 use crate::mixture::{CurriculumConfig, TaskSource};
 use crate::optim::OptimConfig;
+use crate::overlong::Overlong;
+use crate::preset::{self, Preset};
 use crate::update::AlgorithmConfig;
 use crate::yaml::{self, ConfigError};
 
@@ -37,6 +39,9 @@ pub struct RunConfig {
     pub curriculum: Option<CurriculumConfig>,
     /// Training steps (attempted updates).
     pub steps: NonZeroU64,
+    /// A published method: its settings of `algorithm` and `rollout`, below what this file sets itself. Default: none.
+    #[serde(default)]
+    pub preset: Option<Preset>,
     /// How episodes are sampled.
     #[serde(default)]
     pub rollout: RolloutSection,
@@ -72,6 +77,8 @@ pub struct RolloutSection {
     pub temperature: Temperature,
     /// Token budget of one turn. Default 64.
     pub max_turn_tokens: NonZeroUsize,
+    /// Replaces groups that carry no signal (all returns equal) by other prompts (DAPO). Default: none.
+    pub dynamic_sampling: Option<DynamicSampling>,
     /// Episodes in flight; does not change a byte of the result. Default 64.
     pub concurrency: NonZeroUsize,
 }
@@ -83,7 +90,24 @@ impl Default for RolloutSection {
             group_size: nonzero(8),
             temperature: Temperature(1.0),
             max_turn_tokens: nonzero(64),
+            dynamic_sampling: None,
             concurrency: nonzero(64),
+        }
+    }
+}
+
+/// How often uninformative groups are replaced within a step.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct DynamicSampling {
+    /// Most further rounds of prompts. Default 3.
+    pub max_rounds: NonZeroU32,
+}
+
+impl Default for DynamicSampling {
+    fn default() -> Self {
+        Self {
+            max_rounds: NonZeroU32::new(3).expect("a default is positive"),
         }
     }
 }
@@ -98,6 +122,8 @@ pub struct AlgorithmSection {
     pub correction: CorrectionConfig,
     /// Clipped surrogate.
     pub loss: LossConfig,
+    /// Episodes that were cut by their turn or token limit. Default `keep`.
+    pub overlong: Overlong,
     /// Accept or roll back. Default `mipu`.
     pub gate: GateConfig,
     /// Optimizer updates per pass over the groups of a step; cut between groups. Default 1.
@@ -114,6 +140,7 @@ impl Default for AlgorithmSection {
             advantage,
             correction,
             loss,
+            overlong,
             minibatches,
             epochs,
             micro_batch_tokens,
@@ -123,6 +150,7 @@ impl Default for AlgorithmSection {
             advantage,
             correction,
             loss,
+            overlong,
             gate,
             minibatches,
             epochs,
@@ -138,6 +166,7 @@ impl AlgorithmSection {
             advantage: self.advantage,
             correction: self.correction,
             loss: self.loss,
+            overlong: self.overlong,
             minibatches: self.minibatches,
             epochs: self.epochs,
             micro_batch_tokens: self.micro_batch_tokens,
@@ -153,6 +182,9 @@ pub struct ValidationSection {
     pub prompts: NonZeroUsize,
     /// Episodes of each. Default 8.
     pub group_size: NonZeroUsize,
+    /// At every n-th attempted step that the gate judges, the same rows are played by pi as well, which measures the J(mu) - J(pi) that
+    /// T_hat estimates. 0, the default, never.
+    pub audit_every: u64,
 }
 
 impl Default for ValidationSection {
@@ -160,6 +192,7 @@ impl Default for ValidationSection {
         Self {
             prompts: nonzero(16),
             group_size: nonzero(8),
+            audit_every: 0,
         }
     }
 }
@@ -248,7 +281,7 @@ impl RunConfig {
     /// # Errors
     /// With file, line, column, snippet and hint.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self, ConfigError> {
-        let mut config: Self = yaml::load(path, overrides)?;
+        let mut config: Self = yaml::load_expanded(path, overrides, preset::expand)?;
         config.model = yaml::relative_to(path, &config.model);
         for task in &mut config.tasks {
             task.path = yaml::relative_to(path, &task.path);
@@ -287,6 +320,13 @@ impl RunConfig {
             return fail(
                 "`name` must be usable as a directory name",
                 "letters, digits and dashes, e.g. `name: quickstart`",
+            );
+        }
+        let weighted = self.curriculum.is_some() || self.tasks.iter().any(|task| task.weight.is_some());
+        if weighted && self.rollout.dynamic_sampling.is_some() {
+            return fail(
+                "`rollout.dynamic_sampling` and task weights or a `curriculum` both decide which prompts are sampled",
+                "leave one of them out; a curriculum already avoids prompts without a signal",
             );
         }
         if self.rollout.group_size.get() < 2 {

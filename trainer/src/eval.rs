@@ -1,5 +1,7 @@
 //! Held-out success of a deployed sampler: J(mu), with intervals.
 
+mod paired;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -11,6 +13,8 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use mipu_envs::seed::{self, Purpose};
+
+pub use paired::{Comparison, compare};
 
 /// Bootstrap resamples of the interval.
 const RESAMPLES: usize = 1000;
@@ -38,12 +42,23 @@ pub struct EvalReport {
     pub prompts: usize,
     /// Mean return by task name.
     pub by_task: BTreeMap<String, f64>,
+    /// Mean return and episodes by the number of turns played.
+    pub by_turns: BTreeMap<usize, TurnBucket>,
     /// Episodes by why they ended.
     pub stop: BTreeMap<String, usize>,
     /// Mean turns of an episode.
     pub turns: f64,
     /// Mean sampled tokens of an episode.
     pub response_tokens: f64,
+}
+
+/// Episodes of the same number of turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TurnBucket {
+    /// Episodes.
+    pub episodes: usize,
+    /// Their mean return.
+    pub mean_return: f64,
 }
 
 /// The first `count` of `tasks` in an order that depends on `seed` alone.
@@ -75,6 +90,7 @@ fn report(groups: &[Group], tasks: &[Arc<Task>], k: usize, seed: u64) -> EvalRep
         .collect();
     let mut by_task: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     let mut stop: BTreeMap<String, usize> = BTreeMap::new();
+    let mut by_turns: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     let (mut turns, mut tokens) = (0usize, 0usize);
     for (group, task) in groups.iter().zip(tasks) {
         for trajectory in &group.trajectories {
@@ -83,7 +99,9 @@ fn report(groups: &[Group], tasks: &[Arc<Task>], k: usize, seed: u64) -> EvalRep
                 .or_default()
                 .push(trajectory.ret());
             *stop.entry(stop_name(trajectory.stop)).or_default() += 1;
-            turns += trajectory.turn_rewards.len();
+            let played = trajectory.turn_rewards.len();
+            by_turns.entry(played).or_default().push(trajectory.ret());
+            turns += played;
             tokens += trajectory.tokens.sampled_len();
         }
     }
@@ -115,6 +133,16 @@ fn report(groups: &[Group], tasks: &[Arc<Task>], k: usize, seed: u64) -> EvalRep
         by_task: by_task
             .into_iter()
             .map(|(name, r)| (name, mean(r.into_iter())))
+            .collect(),
+        by_turns: by_turns
+            .into_iter()
+            .map(|(turns, r)| {
+                let bucket = TurnBucket {
+                    episodes: r.len(),
+                    mean_return: mean(r.into_iter()),
+                };
+                (turns, bucket)
+            })
             .collect(),
         stop,
         turns: turns as f64 / episodes.max(1) as f64,

@@ -3,8 +3,8 @@
 //! Demonstrations are played through the real environment, tool by tool, and rendered by the same renderer as rollouts, so a
 //! cloned turn has exactly the ids that the policy would have sampled. Loss is on the demonstrator's tokens alone.
 
-use std::num::{NonZeroU64, NonZeroUsize};
-use std::path::{Path, PathBuf};
+mod config;
+
 use std::sync::Arc;
 
 use candle_core::Device;
@@ -15,100 +15,21 @@ use mipu_agent::{
 use mipu_envs::seed::{self, Purpose};
 use mipu_envs::{Demonstrator, Message, Role, StopReason, Task, TaskSet, Unscored};
 use mipu_sandbox::Sandbox;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::EvalSection;
 use crate::eval::{self, EvalReport};
-use crate::optim::{AdamW, OptimConfig};
+use crate::optim::AdamW;
 use crate::policy::TrainerPolicy;
 use crate::run::RunError;
 use crate::update::sft_step;
-use crate::yaml::{self, ConfigError};
+pub use config::{ModelSource, Random, SftConfig, TinyShape};
 
 /// Demonstrations in play at once.
 const CONCURRENCY: usize = 16;
 /// Batches made ahead of the trainer.
 const PREFETCH: usize = 2;
-
-/// A warm start (`mipu sft FILE`).
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SftConfig {
-    /// Name, for messages.
-    pub name: String,
-    /// Seed of initial weights, data and demonstrations. Default 0.
-    #[serde(default)]
-    pub seed: u64,
-    /// What to start from.
-    pub model: ModelSource,
-    /// Task files whose `demonstration` (or `solution`) is cloned.
-    pub tasks: Vec<PathBuf>,
-    /// Optimizer steps.
-    pub steps: NonZeroU64,
-    /// Demonstrations a step. Default 64.
-    #[serde(default = "default_batch")]
-    pub batch: NonZeroUsize,
-    /// AdamW and its learning rate.
-    #[serde(default)]
-    pub optimizer: OptimConfig,
-    /// Evaluation of the FP8 sampler at the end, on the test split.
-    #[serde(default)]
-    pub eval: EvalSection,
-}
-
-fn default_batch() -> NonZeroUsize {
-    NonZeroUsize::new(64).expect("64 is positive")
-}
-
-/// Where the first weights come from.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum ModelSource {
-    /// A model directory.
-    Path(PathBuf),
-    /// A random byte-level model of this shape, speaking the compact dialect.
-    Init(TinyShape),
-}
-
-/// Shape of a from-scratch Qwen3-style model.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TinyShape {
-    /// Residual width.
-    pub hidden_size: NonZeroUsize,
-    /// Layers.
-    pub layers: NonZeroUsize,
-    /// Query heads.
-    pub heads: NonZeroUsize,
-    /// Key and value heads.
-    pub kv_heads: NonZeroUsize,
-    /// Width of a head.
-    pub head_dim: NonZeroUsize,
-    /// Feed-forward width.
-    pub intermediate_size: NonZeroUsize,
-    /// Longest context.
-    pub context: NonZeroUsize,
-}
-
-impl SftConfig {
-    /// Reads a file and applies overrides.
-    ///
-    /// # Errors
-    /// With file, line, column, snippet and hint.
-    pub fn load(path: &Path, overrides: &[String]) -> Result<Self, ConfigError> {
-        let mut config: Self = yaml::load(path, overrides)?;
-        if let ModelSource::Path(model) = &mut config.model {
-            *model = yaml::relative_to(path, model);
-        }
-        for task in &mut config.tasks {
-            *task = yaml::relative_to(path, task);
-        }
-        Ok(config)
-    }
-}
 
 /// Progress of a warm start.
 #[derive(Clone, Copy, Debug)]
@@ -224,7 +145,7 @@ pub async fn sft(
 ) -> Result<(LoadedModel, SftReport), RunError> {
     let base = match &config.model {
         ModelSource::Path(path) => LoadedModel::load(path)?,
-        ModelSource::Init(shape) => LoadedModel::init_compact(tiny_config(shape), config.seed)?,
+        ModelSource::Random(Random { init }) => LoadedModel::init_compact(tiny_config(init), config.seed)?,
     };
     let renderer: Arc<dyn Renderer> = mipu_agent::dialect::renderer(&base)?;
     let tasks = Arc::new(TaskSet::load(&config.tasks, sandbox, config.seed).await?);

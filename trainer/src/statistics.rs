@@ -56,6 +56,23 @@ pub(crate) fn quantile_sorted(sorted: &[f64], q: f64) -> Option<f64> {
     Some(sorted[low] + (sorted[high] - sorted[low]) * (position - low as f64))
 }
 
+/// Spearman's rank correlation, ties sharing their mean rank; `None` with fewer than three pairs or when either side does not vary.
+pub(crate) fn spearman(x: &[f64], y: &[f64]) -> Option<f64> {
+    if x.len() < 3 {
+        return None;
+    }
+    pearson(&ranks(x), &ranks(y))
+}
+
+fn ranks(values: &[f64]) -> Vec<f64> {
+    let below = |v: f64| values.iter().filter(|w| w.total_cmp(&&v).is_lt()).count() as f64;
+    let equal = |v: f64| values.iter().filter(|w| w.total_cmp(&&v).is_eq()).count() as f64;
+    values
+        .iter()
+        .map(|&v| below(v) + (equal(v) + 1.0) / 2.0)
+        .collect()
+}
+
 /// Pearson correlation; `None` with fewer than two pairs or when either side does not vary.
 pub(crate) fn pearson(x: &[f64], y: &[f64]) -> Option<f64> {
     let (mx, my) = (mean(x)?, mean(y)?);
@@ -172,5 +189,14 @@ mod tests {
     fn pearson_is_undefined_without_variation() {
         assert_eq!(pearson(&[1.0, 1.0], &[0.0, 1.0]), None);
         close(pearson(&[1.0, 2.0, 3.0], &[2.0, 4.0, 6.0]).unwrap(), 1.0);
+    }
+
+    #[test]
+    fn rank_correlation_equals_scipys() {
+        // scipy.stats.spearmanr([1, 2, 2, 4, 5], [3, 1, 4, 4, 9]).statistic
+        let got = spearman(&[1.0, 2.0, 2.0, 4.0, 5.0], &[3.0, 1.0, 4.0, 4.0, 9.0]).unwrap();
+        assert!((got - 0.763_157_894_736_842_1).abs() < 1e-12, "{got}");
+        assert_eq!(spearman(&[1.0, 2.0], &[1.0, 2.0]), None);
+        assert_eq!(spearman(&[1.0, 1.0, 1.0], &[1.0, 2.0, 3.0]), None);
     }
 }

@@ -45,18 +45,30 @@ pub enum ConfigError {
 /// # Errors
 /// On an unreadable file, a schema error, or a bad override.
 pub fn load<T: DeserializeOwned>(path: &Path, overrides: &[String]) -> Result<T, ConfigError> {
+    load_expanded(path, overrides, |_| false)
+}
+
+/// As [`load`], with `expand` adding to the tree after the overrides; it returns whether it did.
+///
+/// # Errors
+/// As for [`load`].
+pub(crate) fn load_expanded<T: DeserializeOwned>(
+    path: &Path,
+    overrides: &[String],
+    expand: impl FnOnce(&mut Value) -> bool,
+) -> Result<T, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
         path: path.to_owned(),
         source,
     })?;
     // The file must be right by itself: its errors carry line and column, those of overrides cannot.
     let typed: T = from_yaml(path, &text)?;
-    if overrides.is_empty() {
-        return Ok(typed);
-    }
     let mut tree: Value = from_yaml(path, &text)?;
     for item in overrides {
         apply(&mut tree, item)?;
+    }
+    if !expand(&mut tree) && overrides.is_empty() {
+        return Ok(typed);
     }
     serde_json::from_value(tree).map_err(|e| ConfigError::Override {
         text: overrides.join(" "),

@@ -1,6 +1,7 @@
 //! Whole episodes: of a script, or of an agent that does no work.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use mipu_sandbox::Sandbox;
 
@@ -10,6 +11,17 @@ use crate::reward::{Effort, settle};
 use crate::script::Demonstrator;
 use crate::task::Task;
 
+/// Answers that are no answer to anything: other types, other notations of numbers, what breaks parsers.
+const WRONG_TYPES: [&str; 7] = [
+    "nan",
+    "1e999",
+    "{\"mipu\": [null, {}]}",
+    "\u{0}\u{feff}\u{202e}",
+    "((((((((((((((((((((((((((((((((",
+    "-",
+    "<answer></answer>",
+];
+
 /// An agent that does no work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Baseline {
@@ -17,9 +29,18 @@ pub(super) enum Baseline {
     Echo,
     Noop,
     Submit,
+    WrongType(usize),
 }
 
 impl Baseline {
+    /// All of them; `submit` only where there is such a tool.
+    pub(super) fn all(submits: bool) -> Vec<Self> {
+        let mut all = vec![Self::Empty, Self::Echo, Self::Noop];
+        all.extend(submits.then_some(Self::Submit));
+        all.extend((0..WRONG_TYPES.len()).map(Self::WrongType));
+        all
+    }
+
     /// What it is called in the report.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -27,6 +48,15 @@ impl Baseline {
             Self::Echo => "echo",
             Self::Noop => "no-op",
             Self::Submit => "submit",
+            Self::WrongType(_) => "wrong-type",
+        }
+    }
+
+    /// What it answers, where a name does not tell.
+    pub(super) fn detail(self) -> Option<String> {
+        match self {
+            Self::WrongType(which) => Some(format!("it answered {:?}", WRONG_TYPES[which])),
+            _ => None,
         }
     }
 
@@ -40,6 +70,7 @@ impl Baseline {
         Repeat(match self {
             Self::Empty => answer(""),
             Self::Echo => answer(&task.instruction),
+            Self::WrongType(which) => answer(WRONG_TYPES[which]),
             Self::Noop => Reply::default(),
             Self::Submit => {
                 let call = ToolCall {
@@ -75,6 +106,10 @@ pub(super) struct Episode {
     pub(super) stop: StopReason,
     pub(super) turns: usize,
     pub(super) tool_failures: usize,
+    /// Longest time the environment took for one turn.
+    pub(super) slowest_step: Duration,
+    /// Everything said, in bytes.
+    pub(super) bytes: usize,
 }
 
 impl Episode {
@@ -97,9 +132,12 @@ pub(super) async fn play(
     let mut messages = env.start().await?;
     let mut observations = Vec::new();
     let (mut reward, mut turns, mut written_bytes, mut answer) = (0.0, 0, 0, None);
+    let mut slowest_step = Duration::ZERO;
     loop {
         let reply = script.next(&observations).await?;
+        let begun = Instant::now();
         let result = env.step(&reply).await?;
+        slowest_step = slowest_step.max(begun.elapsed());
         turns += 1;
         written_bytes += reply.content.len();
         reward += result.reward;
@@ -115,6 +153,8 @@ pub(super) async fn play(
             let tool_failures = failures.map_or(0, |(_, count)| *count as usize);
             let best = settle(&task.spec.file.reward, 1.0, Effort { turns, written_bytes });
             return Ok(Episode {
+                bytes: messages.iter().map(|message| message.content.len()).sum(),
+                slowest_step,
                 messages,
                 answer,
                 reward,

@@ -43,14 +43,15 @@ impl Failed {
 
 /// The limit of a case that has none of its own.
 pub(super) fn deadline(judge: &Judge, tests: &UnitTests) -> Duration {
-    tests
-        .timeout_sec
-        .map_or(judge.task.spec.policy().deadline, |seconds| seconds.duration())
+    let own = tests.timeout_sec.map(|seconds| judge.within(seconds.duration()));
+    own.unwrap_or(judge.policy().deadline)
 }
 
 /// A candidate's source, and the session that has executed it once a case has called it.
 pub(super) struct Candidate<'a> {
     judge: &'a Judge,
+    /// It is a file of the episode directory: the others lie beside it, to be imported.
+    with_files: bool,
     source: &'a str,
     seed: u64,
     policy: Policy,
@@ -62,10 +63,11 @@ impl<'a> Candidate<'a> {
     pub(super) fn new(judge: &'a Judge, tests: &UnitTests, source: &'a str, seed: u64) -> Self {
         let policy = Policy {
             deadline: deadline(judge, tests),
-            ..judge.task.spec.policy()
+            ..judge.policy()
         };
         Self {
             judge,
+            with_files: tests.file.is_some(),
             source,
             seed,
             policy,
@@ -78,7 +80,7 @@ impl<'a> Candidate<'a> {
         // One endless case must not cost the others their credit.
         if self.session.as_ref().is_none_or(|session| !session.is_alive()) {
             let seed = seed::derive(self.seed, Purpose::Sandbox, &[3]);
-            let mut session = self.judge.sandbox.session(&self.policy, seed).await?;
+            let mut session = open(self.judge, self.with_files, &self.policy, seed).await?;
             let outcome = session.exec(self.source, b"").await?;
             // A script that ends with `sys.exit()` has still defined its functions.
             if matches!(outcome.status, Status::Raised { .. }) || !session.is_alive() {
@@ -161,11 +163,8 @@ impl<'a> Candidate<'a> {
             ..self.policy.clone()
         };
         let seed = seed::derive(self.seed, Purpose::Sandbox, &[6, index as u64]);
-        let judge = self.judge;
-        let outcome = judge
-            .sandbox
-            .run(self.source, stdin.as_bytes(), &policy, seed)
-            .await?;
+        let mut session = open(self.judge, self.with_files, &policy, seed).await?;
+        let outcome = session.exec(self.source, stdin.as_bytes()).await?;
         Ok(match &outcome.status {
             // However it left: what it printed counts, its exit code says nothing.
             Status::Exited { .. } | Status::Aborted { .. } if outcome.truncated => Some(Failed::told(
@@ -190,7 +189,7 @@ impl<'a> Candidate<'a> {
 
     /// What is wrong according to assert-style code, if anything.
     pub(super) async fn assert(&mut self, code: &str, entry: &str) -> Result<Option<Failed>, Unscored> {
-        let policy = self.judge.task.spec.policy();
+        let policy = self.judge.policy();
         let seed = seed::derive(self.seed, Purpose::Sandbox, &[4]);
         let sandbox = self.judge.sandbox.clone();
         let candidate = match self.session().await? {
@@ -210,6 +209,17 @@ impl<'a> Candidate<'a> {
             ..Failed::of(&outcome, self.policy.deadline)
         }))
     }
+}
+
+/// A fresh untrusted session, with the files that the source may import.
+async fn open(judge: &Judge, with_files: bool, policy: &Policy, seed: u64) -> Result<Session, Unscored> {
+    let session = judge.sandbox.session(policy, seed).await?;
+    for (path, content) in judge.files.iter().filter(|_| with_files) {
+        session.files().write(path, content).map_err(|error| Unscored {
+            reason: format!("cannot set up the candidate's files: {error}"),
+        })?;
+    }
+    Ok(session)
 }
 
 /// What is wrong with how a call ended that should have raised `class`, if anything.

@@ -102,7 +102,7 @@ pub(super) async fn ready(
             tolerance: case.tolerance.unwrap_or(tests.tolerance).get(),
             deadline: case.timeout_sec.map_or_else(
                 || super::candidate::deadline(judge, tests),
-                |seconds| seconds.duration(),
+                |seconds| judge.within(seconds.duration()),
             ),
         });
     }
@@ -115,7 +115,7 @@ async fn evaluate(
     text: &str,
     seed: u64,
 ) -> Result<Plain, Unscored> {
-    let policy = judge.task.spec.policy();
+    let policy = judge.policy();
     if trusted.is_none() {
         let seed = seed::derive(seed, Purpose::Sandbox, &[5]);
         *trusted = Some(judge.sandbox.session(&policy, seed).await?);

@@ -13,9 +13,10 @@ pub(crate) mod unit_tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{BoxFuture, boxed};
-use mipu_sandbox::Sandbox;
+use mipu_sandbox::{Policy, Sandbox};
 
 use crate::env::Unscored;
 use crate::spec::{RewardSpec, Rule, UnitTests};
@@ -51,6 +52,8 @@ pub(crate) struct Judge {
     pub files: BTreeMap<String, Vec<u8>>,
     /// Sum of the environment's own rewards.
     pub earned: f64,
+    /// Shortest deadline of every execution, where the task allows more; the doctor does not wait for attacks.
+    pub hurry: Option<Duration>,
     fields: Fields,
 }
 
@@ -71,8 +74,22 @@ impl Judge {
             answer,
             files,
             earned: 0.0,
+            hurry: None,
             fields,
         }
+    }
+
+    /// Limits of the interpreters that candidates and tests run in.
+    fn policy(&self) -> Policy {
+        let policy = self.task.spec.policy();
+        Policy {
+            deadline: self.within(policy.deadline),
+            ..policy
+        }
+    }
+
+    fn within(&self, deadline: Duration) -> Duration {
+        self.hurry.map_or(deadline, |hurry| hurry.min(deadline))
     }
 
     /// A template over the row.
@@ -165,7 +182,7 @@ fn evaluate<'a>(
             }
             Rule::Json(rule) => json::score(answer, rule, &judge.fields)?,
             Rule::UnitTests(tests) => unit_tests::score(judge, tests, partial).await?,
-            Rule::Python(checker) => checker::score(judge, checker).await?,
+            Rule::Python(checker) => checker::score(judge, checker, metrics).await?,
             Rule::Environment(_) => judge.earned.clamp(0.0, 1.0),
             Rule::All(rules) => {
                 let mut worst = 1.0_f64;
@@ -238,6 +255,16 @@ impl Rule {
             Self::All(rules) | Self::Any(rules) => rules.iter().any(Self::reads_environment),
             Self::Weighted(parts) => parts.iter().any(|part| part.rule.reads_environment()),
             _ => false,
+        }
+    }
+
+    /// Every set of unit tests in the rule.
+    pub(crate) fn unit_tests<'a>(&'a self, found: &mut Vec<&'a UnitTests>) {
+        match self {
+            Self::UnitTests(tests) => found.push(tests),
+            Self::All(rules) | Self::Any(rules) => rules.iter().for_each(|rule| rule.unit_tests(found)),
+            Self::Weighted(parts) => parts.iter().for_each(|part| part.rule.unit_tests(found)),
+            _ => {}
         }
     }
 

@@ -4,14 +4,17 @@
 //! data, and the host compares them with values the candidate never saw. Leaving the interpreter, patching `builtins` or returning
 //! objects with their own `__eq__` therefore gains nothing. Assert-style code runs in a second, trusted session against a proxy.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use regex::Regex;
 
 use super::Judge;
 use super::candidate::{Candidate, Failed, deadline};
 use super::cases;
 use crate::env::Unscored;
-use crate::spec::{Case, UnitTests};
+use crate::spec::{Case, Demand, UnitTests};
+use crate::template::Template;
 
 /// Reports a task file remembers; some 100 bytes each. A full memory is emptied.
 const MAX_REMEMBERED: usize = 1 << 16;
@@ -91,6 +94,10 @@ impl Trial {
             deadline(judge, tests)
         ));
         part(&self.source);
+        for (path, content) in judge.files.iter().filter(|_| tests.file.is_some()) {
+            part(path);
+            part(&blake3::hash(content).to_hex());
+        }
         match &self.code {
             Some((code, entry)) => [code, entry].into_iter().for_each(|text| part(text)),
             None => part("no code"),
@@ -183,6 +190,58 @@ impl Report {
     }
 }
 
+/// What a candidate is to the tests, for the doctor's attacks.
+pub(crate) struct Surface {
+    /// The functions that the tests call.
+    pub names: Vec<String>,
+    /// The file that holds the candidate; `None`: the answer does.
+    pub file: Option<String>,
+    /// Whether the answer is the whole source, not a part that the task wraps.
+    pub whole: bool,
+    /// Assert-style code.
+    pub code: Option<String>,
+}
+
+/// The surface of these tests.
+///
+/// # Errors
+/// As scoring.
+pub(crate) fn surface(judge: &Judge, tests: &UnitTests) -> Result<Surface, Unscored> {
+    let render = |template: &Option<Template>| template.as_ref().map(|text| judge.render(text)).transpose();
+    let mut names = BTreeSet::new();
+    if let Some(entry) = render(&tests.entry)? {
+        names.extend(entry.split(['.', '(']).next().map(str::to_owned));
+    }
+    for case in cases::written(judge, tests)? {
+        if let Demand::Returns { call, .. } | Demand::Raises { call, .. } = &case.demand {
+            names.extend(called(call));
+        }
+    }
+    Ok(Surface {
+        names: names.into_iter().collect(),
+        file: render(&tests.file)?,
+        whole: tests.file.is_some() || tests.source.source().trim() == "{{ answer }}",
+        code: render(&tests.tests)?,
+    })
+}
+
+/// The names that an expression calls.
+fn called(expression: &str) -> Vec<String> {
+    static CALL: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"\b([A-Za-z_]\w*)\s*\(").expect("a valid pattern"));
+    let keyword = |name: &str| {
+        matches!(
+            name,
+            "lambda" | "and" | "or" | "not" | "in" | "is" | "if" | "else" | "for"
+        )
+    };
+    CALL.captures_iter(expression)
+        .filter_map(|found| found.get(1))
+        .filter(|name| !expression[..name.start()].ends_with('.') && !keyword(name.as_str()))
+        .map(|name| name.as_str().to_owned())
+        .collect()
+}
+
 /// The candidate's code; the inner error is for the agent.
 fn source(judge: &Judge, tests: &UnitTests) -> Result<Result<String, String>, Unscored> {
     let Some(path) = &tests.file else {
@@ -193,4 +252,22 @@ fn source(judge: &Judge, tests: &UnitTests) -> Result<Result<String, String>, Un
         Some(content) => String::from_utf8(content.clone()).map_err(|_| format!("{path} is not UTF-8 text")),
         None => Err(format!("there is no file {path}")),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_that_a_call_calls() {
+        for (expression, expected) in [
+            ("f(1)", vec!["f"]),
+            ("list(g(x.h(3)))", vec!["list", "g"]),
+            ("Solution().solve(1)", vec!["Solution"]),
+            ("[x for x in (f (2))]", vec!["f"]),
+            ("x", vec![]),
+        ] {
+            assert_eq!(called(expression), expected, "{expression}");
+        }
+    }
 }

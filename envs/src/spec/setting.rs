@@ -119,7 +119,9 @@ pub struct Lines(#[schemars(with = "RawLines")] pub Vec<String>);
 #[derive(Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum RawLines {
+    /// One text of several lines.
     Text(String),
+    /// A list of lines.
     List(Vec<String>),
 }
 

@@ -16,7 +16,7 @@ use crate::template::Template;
 pub struct UnitTests {
     /// Source of the candidate; may read `answer`. Default `{{ answer }}`.
     pub source: Template,
-    /// File of the episode directory that holds the candidate, instead of `source`.
+    /// File of the episode directory that holds the candidate, instead of `source`; it may import the other files.
     pub file: Option<Template>,
     /// Calls and what they must return or raise, and programs and what they must print.
     pub cases: CaseList,
@@ -38,7 +38,7 @@ struct RawUnitTests {
     /// Source of the candidate; may read `answer`. Default `{{ answer }}`.
     #[serde(default)]
     source: Option<Template>,
-    /// File of the episode directory that holds the candidate, instead of `source`.
+    /// File of the episode directory that holds the candidate, instead of `source`; it may import the other files.
     #[serde(default)]
     file: Option<Template>,
     /// Calls and what they must return or raise, and programs and what they must print.

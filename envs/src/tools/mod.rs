@@ -123,9 +123,20 @@ pub(crate) fn text<'a>(arguments: &'a Map<String, Value>, name: &str) -> Result<
     }
 }
 
-/// Name of the first required parameter, where a single text argument goes.
+/// Name of the first required parameter, or of the first at all: where a single text argument goes.
 pub(crate) fn first_parameter(spec: &ToolSpec) -> Option<&str> {
-    spec.parameters.get("required")?.as_array()?.first()?.as_str()
+    let required = spec.parameters.get("required").and_then(Value::as_array);
+    let first = required.and_then(|names| names.first()?.as_str());
+    first.or_else(|| {
+        Some(
+            spec.parameters
+                .get("properties")?
+                .as_object()?
+                .keys()
+                .next()?
+                .as_str(),
+        )
+    })
 }
 
 /// Cuts an observation to `limit` bytes at a character boundary and marks the cut.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use mipu_sandbox::Sandbox;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::actions::{Direction, move_tool, slips};
 use super::{Chance, Effect, Kind, Mdp, Outcome, World, mdp};
@@ -25,9 +25,9 @@ use crate::template::{Fields, RenderError};
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GridSpec {
-    /// The cells, a line for each row: `S` start, `G` goal, `H` hole, `#` wall, `.` ground.
+    /// The cells, a line for each row: `S` start, `G` goal, `H` hole, `#` wall, `.` ground. One text of several lines, or a list.
     pub map: Setting<Lines>,
-    /// Chance that a move goes sideways, half of it to each side. Default 0.
+    /// Chance that a move goes sideways, half of it to each side (FrozenLake's own ice is 0.6667). Default 0.
     #[serde(default = "no_slip")]
     pub slip: Setting<Probability>,
     /// Paid for each move. Default 0.
@@ -227,6 +227,14 @@ impl Mdp for Grid {
 }
 
 impl GridSpec {
+    /// The grid of a row, with its exact probabilities: for [`optimal_value`](super::optimal_value) and the like.
+    ///
+    /// # Errors
+    /// When the row does not describe one.
+    pub fn of(&self, row: &Map<String, Value>) -> Result<Grid, Unscored> {
+        Ok(self.grid(&Fields::of(row))?)
+    }
+
     /// The grid of a row.
     pub(crate) fn grid(&self, fields: &Fields) -> Result<Grid, RenderError> {
         let rewards = [self.step_reward, self.goal_reward, self.hole_reward].map(Finite::get);

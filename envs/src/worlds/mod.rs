@@ -78,8 +78,15 @@
 //! ```
 
 mod actions;
+pub mod bandit;
+pub mod bm25;
+pub mod chat_user;
 pub mod grid;
 mod mdp;
+pub mod python;
+pub mod search;
+pub mod sokoban;
+pub mod treasure;
 
 use std::sync::Arc;
 

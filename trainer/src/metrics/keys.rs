@@ -128,6 +128,8 @@ keys! {
     GROUP_COUNT = "group/count", Count, "training groups";
     GROUP_FRAC_ZERO_STD = "group/frac_zero_std", Share, "groups whose returns were all equal (no gradient)";
     GROUP_UNSCORED = "group/unscored", Count, "episodes left out because their environment failed";
+    GROUP_RESAMPLED = "group/resampled", Count, "groups sampled in addition to replace uninformative ones";
+    GROUP_MASKED = "group/masked", Count, "episodes left out of the loss because a limit cut them";
     GATE_T_HAT = "gate/t_hat", Reward, "T_hat over all validation episodes (Eq 8)";
     GATE_T_HAT_INFORMATIVE = "gate/t_hat_informative", Reward, "T_hat over informative groups";
     GATE_SE = "gate/se", Reward, "standard error of T_hat over groups";
@@ -140,6 +142,7 @@ keys! {
     GATE_INFORMATIVE_GROUPS = "gate/informative_groups", Count, "informative validation groups";
     GATE_EPISODES = "gate/episodes", Count, "validation episodes";
     GATE_AUDIT = "gate/audit", Reward, "J(mu) - J(pi) measured by sampling from both, when audited";
+    GATE_AUDIT_SE = "gate/audit_se", Reward, "its standard error over rows";
     GATE_AUDIT_RANK_CORRELATION = "gate/audit_rank_correlation", One, "rank correlation of T_hat with the audits so far";
     MISMATCH_K1 = "mismatch/k1", Nats, "mean of -d, d = log pi - log mu";
     MISMATCH_K2 = "mismatch/k2", Nats, "mean of d^2 / 2";
@@ -166,6 +169,7 @@ keys! {
     TIME_UPDATE = "time/update", Seconds, "forward, backward and optimizer";
     TIME_SYNC = "time/sync", Seconds, "quantising weights into the sampler, rollbacks included";
     TIME_GATE = "time/gate", Seconds, "validation rollouts and their scoring";
+    TIME_AUDIT = "time/audit", Seconds, "validation rollouts of pi, when audited";
     TIME_CHECKPOINT = "time/checkpoint", Seconds, "writing and syncing the checkpoint";
     TIME_EVAL = "time/eval", Seconds, "held-out evaluation";
     THROUGHPUT_TOKENS_PER_S = "throughput/tokens_per_s", TokensPerSecond, "generated tokens per second of rollout";

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use mipu_agent::Trajectory;
 
+use super::audit::rank_correlation;
 use super::setup::Run;
 use super::step::Attempt;
 use crate::eval::{EvalReport, mean};
@@ -24,6 +25,17 @@ impl Attempt {
         m.set(keys::TIME_UPDATE, self.times.update);
         m.set(keys::TIME_SYNC, self.times.sync);
         m.set(keys::TIME_GATE, self.times.gate);
+        if let Some(audit) = &self.audit {
+            m.set(keys::GATE_AUDIT, audit.gap);
+            m.set_some(keys::GATE_AUDIT_SE, audit.se);
+            m.set_some(
+                keys::GATE_AUDIT_RANK_CORRELATION,
+                rank_correlation(&run.state.audits),
+            );
+            m.set(keys::TIME_AUDIT, self.times.audit);
+        }
+        m.set(keys::GROUP_RESAMPLED, self.resampled as f64);
+        m.set(keys::GROUP_MASKED, self.update.masked_episodes as f64);
         let sampled: usize = self.trajectories().map(|t| t.tokens.sampled_len()).sum();
         if self.times.rollout > 0.0 {
             m.set(keys::THROUGHPUT_TOKENS_PER_S, sampled as f64 / self.times.rollout);

@@ -5,12 +5,14 @@
 //! Every step is a function of the configuration, the seed and the state before it, so that a run that was killed and resumed
 //! writes the same ledger and the same weights as one that was not.
 
+mod audit;
 mod directory;
 mod error;
 mod measure;
 mod observer;
 mod plan;
 mod record;
+mod resample;
 mod setup;
 mod step;
 
@@ -20,6 +22,7 @@ use std::time::Instant;
 use mipu_sandbox::Sandbox;
 use tokio_util::sync::CancellationToken;
 
+pub use audit::Audit;
 pub use directory::{Resume, RunDirectory};
 pub use error::RunError;
 pub use observer::{Observer, Phase, Silent, StepSummary};

@@ -8,6 +8,8 @@ use mipu_envs::Task;
 use mipu_envs::seed::{self, Purpose};
 use tokio_util::sync::CancellationToken;
 
+use super::audit::{self, Audit};
+use super::resample::replace_uninformative;
 use super::setup::Run;
 use super::{Observer, Phase, RunError, StepSummary};
 use crate::advantage;
@@ -30,6 +32,9 @@ pub(super) struct Attempt {
     pub(super) lr: f64,
     pub(super) statistic: Statistic,
     pub(super) decision: Decision,
+    pub(super) audit: Option<Audit>,
+    /// Groups sampled in addition, to replace uninformative ones.
+    pub(super) resampled: usize,
     pub(super) times: Times,
 }
 
@@ -41,6 +46,7 @@ pub(super) struct Times {
     pub(super) update: f64,
     pub(super) sync: f64,
     pub(super) gate: f64,
+    pub(super) audit: f64,
 }
 
 /// Runs the next step and leaves `run` in the state after it. On an error the step did not happen as far as the records go.
@@ -58,7 +64,7 @@ pub(super) async fn attempt(
     let mut buckets = run.state.buckets.clone();
     let (tasks, drawn) = training_tasks(run, &mut buckets, attempted);
     observer.phase(step, Phase::Rollout, tasks.len() * group_size);
-    let groups = sample(
+    let mut groups = sample(
         run,
         &tasks,
         group_size,
@@ -77,6 +83,7 @@ pub(super) async fn attempt(
             .unwrap_or_default();
         return Err(RunError::NothingScored { step, reason });
     }
+    let resampled = replace_uninformative(run, &mut groups, observer, cancel).await?;
     times.rollout = clock.elapsed().as_secs_f64();
 
     // The raw mismatch between pi_k and mu_k, before anything is truncated.
@@ -133,6 +140,19 @@ pub(super) async fn attempt(
             verdict => break (statistic, verdict),
         }
     };
+    times.gate = clock.elapsed().as_secs_f64();
+
+    // What T_hat estimates, measured while both policies are the candidate's.
+    let clock = Instant::now();
+    let audit = if audit::due(run, attempted) {
+        let tasks = validation_tasks(run, attempted, 0);
+        Some(audit::audit(run, &tasks, &validation, statistic.t_hat, observer, cancel).await?)
+    } else {
+        None
+    };
+    times.audit = clock.elapsed().as_secs_f64();
+
+    let clock = Instant::now();
     let accepted = matches!(verdict, Verdict::Accept(_));
     let after = if accepted {
         run.policy.to_weights()?.hash()
@@ -145,7 +165,7 @@ pub(super) async fn attempt(
         after,
     };
     let decision = Decision::new(&run.config.algorithm.gate, &statistic, verdict, &occasion, hashes)?;
-    times.gate = clock.elapsed().as_secs_f64();
+    times.gate += clock.elapsed().as_secs_f64();
 
     // The data order goes on after a rollback; weights, optimizer and schedule do not.
     let state = &mut run.state;
@@ -153,6 +173,7 @@ pub(super) async fn attempt(
         mixture.learn(&mut buckets, &drawn, &groups);
     }
     state.buckets = buckets;
+    state.audits.extend(audit);
     state.step = step;
     state.weights_hash.clone_from(&decision.hash_after);
     if accepted {
@@ -174,6 +195,8 @@ pub(super) async fn attempt(
         lr,
         statistic,
         decision,
+        audit,
+        resampled,
         times,
     })
 }
@@ -258,7 +281,7 @@ fn validation_tasks(run: &Run, attempted: u64, round: u64) -> Vec<Arc<Task>> {
     )
 }
 
-async fn sample(
+pub(super) async fn sample(
     run: &Run,
     tasks: &[Arc<Task>],
     group_size: usize,
@@ -273,7 +296,7 @@ async fn sample(
         .map_err(|e| interrupted(e, cancel))
 }
 
-fn interrupted(error: PolicyError, cancel: &CancellationToken) -> RunError {
+pub(super) fn interrupted(error: PolicyError, cancel: &CancellationToken) -> RunError {
     if cancel.is_cancelled() {
         RunError::Interrupted
     } else {

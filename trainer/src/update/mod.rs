@@ -27,6 +27,7 @@ use crate::batch::{Packed, micro_batches};
 use crate::correction::CorrectionConfig;
 use crate::loss::{Denominators, EpisodeInputs, LossConfig, LossStats, episode_loss};
 use crate::optim::{AdamW, StepStats};
+use crate::overlong::Overlong;
 use crate::policy::{Gradients, TokenGradients, TokenStats, TrainerPolicy, backward};
 use prepare::{Sample, prepare};
 
@@ -40,6 +41,8 @@ pub struct AlgorithmConfig {
     pub correction: CorrectionConfig,
     /// Surrogate, aggregation, KL and entropy terms.
     pub loss: LossConfig,
+    /// Episodes that were cut by a limit. Default `keep`.
+    pub overlong: Overlong,
     /// Optimizer steps per pass over the groups; minibatches are cut between groups. Default 1.
     pub minibatches: NonZeroUsize,
     /// Passes over the groups. Default 1.
@@ -55,6 +58,7 @@ impl Default for AlgorithmConfig {
             advantage: AdvantageConfig::default(),
             correction: CorrectionConfig::default(),
             loss: LossConfig::default(),
+            overlong: Overlong::Keep,
             minibatches: NonZeroUsize::MIN,
             epochs: NonZeroUsize::MIN,
             micro_batch_tokens: NonZeroUsize::new(256).expect("256 is above 0"),
@@ -101,6 +105,8 @@ pub struct UpdateReport {
     pub episodes: usize,
     /// Episodes left out because they hold no sampled token.
     pub empty_episodes: usize,
+    /// Episodes whose tokens `overlong: mask` leaves out.
+    pub masked_episodes: usize,
     /// Episodes that failed in their environment and were never scored.
     pub unscored_episodes: usize,
     /// Sampled tokens that entered the loss.

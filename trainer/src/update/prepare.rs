@@ -55,7 +55,7 @@ pub(super) fn prepare(
             .filter(|t| t.tokens.sampled_len() > 0)
             .collect();
         report.empty_episodes += group.trajectories.len() - usable.len();
-        let returns: Vec<f64> = usable.iter().map(|t| t.ret()).collect();
+        let returns: Vec<f64> = usable.iter().map(|t| config.overlong.ret(t)).collect();
         let advantages = group_advantages(config.advantage, &returns);
         match advantages.uninformative {
             None => report.groups.informative += 1,
@@ -69,6 +69,10 @@ pub(super) fn prepare(
         }
         let mut samples = Vec::with_capacity(usable.len());
         for (trajectory, advantage) in usable.into_iter().zip(advantages.values) {
+            if config.overlong.masks(trajectory.stop) {
+                report.masked_episodes += 1;
+                continue;
+            }
             let episode = Episode::new(report.episodes, &trajectory.tokens, policy.config())?;
             report.episodes += 1;
             report.tokens += episode.sampled_len();
