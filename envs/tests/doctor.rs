@@ -69,7 +69,7 @@ async fn each_defect_is_found() {
         (
             "yield {'n': n,",
             "yield {'n': 1 + (n > 9),",
-            "note: data: 8 rows (t/",
+            "note: data: 10 rows (t/",
         ),
     ] {
         let yaml = CODE.replace(from, to);

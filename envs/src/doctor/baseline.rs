@@ -44,7 +44,8 @@ pub(super) async fn check_baselines(
             match play(task, &mut baseline.script(task), sandbox, seed).await {
                 Ok(episode) => {
                     sum += episode.reward;
-                    rewards.push(episode.reward);
+                    // Whoever never answers gets nothing, whatever the reward.
+                    rewards.extend((baseline != Baseline::Noop).then_some(episode.reward));
                     if episode.reward > 0.0 {
                         report.add_row(
                             Severity::Error,

@@ -1,6 +1,6 @@
 //! What the doctor says: findings, worst first, rows with one cause together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 const EXAMPLES: usize = 3;
 
 /// How bad a finding is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// For information.
@@ -109,6 +109,9 @@ pub struct DoctorReport {
     pub attacks: usize,
     /// Everything found, worst first.
     pub findings: Vec<Finding>,
+    /// Rows counted, by severity, check and cause.
+    #[serde(skip)]
+    counted: HashSet<(Severity, &'static str, String, String)>,
 }
 
 impl DoctorReport {
@@ -124,6 +127,7 @@ impl DoctorReport {
             baselines: BTreeMap::new(),
             attacks: 0,
             findings: Vec::new(),
+            counted: HashSet::new(),
         }
     }
 
@@ -169,15 +173,18 @@ impl DoctorReport {
     ) {
         if let Some(row) = row {
             let cause = cause(&message);
+            if !self
+                .counted
+                .insert((severity, check, cause.clone(), row.to_owned()))
+            {
+                return;
+            }
             let same = |finding: &&mut Finding| {
                 finding.rows > 0
                     && (finding.severity, finding.check) == (severity, check)
                     && self::cause(&finding.message) == cause
             };
             if let Some(finding) = self.findings.iter_mut().find(same) {
-                if finding.examples.iter().any(|example| example == row) {
-                    return;
-                }
                 finding.rows += 1;
                 if finding.examples.len() < EXAMPLES {
                     finding.examples.push(row.to_owned());

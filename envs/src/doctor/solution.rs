@@ -169,7 +169,8 @@ fn check_length(sample: &[Arc<Task>], report: &mut DoctorReport) {
 fn check_common_answer(sample: &[Arc<Task>], answers: &[Option<String>], report: &mut DoctorReport) {
     let Some(task) = sample.first() else { return };
     let rule = &task.spec.file.reward.rule;
-    if rule.reads_files() && !matches!(rule, Rule::Python(_)) || rule.reads_environment() || sample.len() < 8
+    // In a world, what was said last need not be what counts.
+    if task.spec.kind.is_some() || rule.reads_files() && !matches!(rule, Rule::Python(_)) || sample.len() < 8
     {
         return;
     }
