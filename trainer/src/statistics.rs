@@ -65,8 +65,8 @@ pub(crate) fn spearman(x: &[f64], y: &[f64]) -> Option<f64> {
 }
 
 fn ranks(values: &[f64]) -> Vec<f64> {
-    let below = |v: f64| values.iter().filter(|w| w.total_cmp(&&v).is_lt()).count() as f64;
-    let equal = |v: f64| values.iter().filter(|w| w.total_cmp(&&v).is_eq()).count() as f64;
+    let below = |v: f64| values.iter().filter(|w| w.total_cmp(&v).is_lt()).count() as f64;
+    let equal = |v: f64| values.iter().filter(|w| w.total_cmp(&v).is_eq()).count() as f64;
     values
         .iter()
         .map(|&v| below(v) + (equal(v) + 1.0) / 2.0)
